@@ -237,8 +237,8 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "who-waits-is-not-counted",
         file: RUN,
-        find: "closing.closed(area.item, seen, waiters)",
-        replace: "closing.closed(area.item, seen, waiters * 0)",
+        find: "contention.closed(area.item, seen, waiters)",
+        replace: "contention.closed(area.item, seen, waiters * 0)",
         why: "areas that threads use all the time are closed for as long as their copies take",
         claims: &["A1"],
         caught_by: Checker::Unit.fails(),
@@ -381,8 +381,8 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "held-and-never-woken",
         file: FOLLOW,
-        find: "            at.wake(effort);\n            Step::Migrated",
-        replace: "            Step::Migrated",
+        find: "            at.wake(effort);\n            AttemptResult::Migrated",
+        replace: "            AttemptResult::Migrated",
         why: "threads that touched the area while it was frozen sleep for ever",
         claims: &["P6", "W6", "C6"],
         caught_by: Checker::Loom.fails(),
@@ -743,8 +743,8 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "many-waiters-close-on",
         file: CONTENTION,
-        find: "if self.closes_first && self.waiters > Self::MANY {",
-        replace: "if self.closes_first && self.waiters > Self::MOST {",
+        find: "if self.is_low && self.waiters > Self::MANY {",
+        replace: "if self.is_low && self.waiters > Self::MOST {",
         why: "areas are closed first although threads come to wait for most of them",
         claims: &["A1"],
         caught_by: Checker::Unit.fails(),

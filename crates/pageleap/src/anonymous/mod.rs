@@ -357,8 +357,8 @@ impl MemoryMigration {
             // The mover decides itself.
             policy: RetryPolicy { reduction_factor: 1, max_disturbed: u32::MAX, max_refused: 1 },
             most_held_early: 0,
-            pace: Pace::by_copies(pages(first), pages(least), pages(MOST), unit, self.wait_budget),
-            closing_pace: None,
+            pace: Pace::budgeted(pages(first), pages(least), pages(MOST), unit, self.wait_budget),
+            low_contention_pace: None,
             rate_limit: self.rate_limit,
             patience: Duration::ZERO,
             most_pieces: usize::MAX,

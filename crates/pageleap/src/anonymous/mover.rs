@@ -19,7 +19,7 @@ use crate::affinity;
 use crate::engine::choice::Why;
 use crate::engine::effort::Counters;
 use crate::error::Error;
-use crate::job::area::{self, Area, By, Outcome, Reason, Runs, Verdict};
+use crate::job::area::{self, Area, AreaOutcome, By, Reason, Runs, Verdict};
 use crate::job::books::Books;
 use crate::job::handle::Stop;
 use crate::job::pace::Seen;
@@ -396,15 +396,15 @@ impl Mover for MemoryMover {
         (stretch.leg < self.kernel_legs).then_some(kernel::AREA_PAGES)
     }
 
-    fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
+    fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> AreaOutcome {
         if let Some((theirs, why)) = self.kernels(area) {
             let outcome = self.kernel.attempt(&mut worker.kernel, &theirs, terms);
-            return Outcome { by: By { why, ..outcome.by }, ..outcome };
+            return AreaOutcome { by: By { why, ..outcome.by }, ..outcome };
         }
         let by = By { engine: MemoryEngine::UffdMove.into(), why: Why::AsChosen };
         if !self.in_place.load(Relaxed) {
             debug_assert_eq!(self.yard.registered(), 0, "who touches a page needs this job");
-            return Outcome::given_up(by, area, Reason::Traced);
+            return AreaOutcome::given_up(by, area, Reason::Traced);
         }
         let round = (area.leg, area.refused);
         if area.refused > 0 && std::mem::replace(&mut worker.again, round) != round {
@@ -428,7 +428,7 @@ impl Mover for MemoryMover {
         let Counters { window_ns, left, copy_ns, .. } = found.counters;
         let seen = (left > 0).then_some(Seen { written: 0, left, window_ns, copy_ns });
         let runs = area::joined(found.verdicts);
-        Outcome { runs, by, counters: found.counters, seen, disturbed: None }
+        AreaOutcome { runs, by, counters: found.counters, seen, disturbed: None }
     }
 
     fn error(&self, area: &Area, why: Reason) -> Error {

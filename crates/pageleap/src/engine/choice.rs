@@ -88,7 +88,7 @@ pub(crate) struct Chosen<T> {
     /// What was opened for it, if it needs that.
     pub(crate) tracker: Option<T>,
     /// The engine for areas for which few threads come to wait, and what was opened for it.
-    pub(crate) while_few_wait: Option<(Engine, Option<T>)>,
+    pub(crate) at_low_contention: Option<(Engine, Option<T>)>,
 }
 
 /// Chooses the engine for a job: the first of the table that moves such pages and whose tracker
@@ -121,11 +121,11 @@ pub(crate) fn for_job<T>(
         let found = try_engine(engine, page, &mut open);
         match found {
             Ok(tracker) => {
-                let mut while_few_wait = None;
-                let other = engine.while_few_wait(page);
+                let mut at_low_contention = None;
+                let other = engine.at_low_contention(page);
                 if let Some(other) = other.filter(|_| forced.is_none()) {
                     match try_engine(other, page, &mut open) {
-                        Ok(tracker) => while_few_wait = Some((other, tracker)),
+                        Ok(tracker) => at_low_contention = Some((other, tracker)),
                         Err(refused) => why_not.push(refused.reason),
                     }
                 }
@@ -134,7 +134,7 @@ pub(crate) fn for_job<T>(
                     None if why_not.is_empty() => "follows writes without signals".into(),
                     None => why_not.join("; "),
                 };
-                return Ok(Chosen { engine, reason, tracker, while_few_wait });
+                return Ok(Chosen { engine, reason, tracker, at_low_contention });
             }
             Err(Unusable { reason, remedy, .. }) if forced.is_some() => {
                 return Err(Error::EngineRefused {
@@ -245,9 +245,9 @@ pub(crate) struct Situation {
     /// Whether its writers are to be held back from the start.
     pub(crate) hold: bool,
     /// The job's engine for areas for which few threads come to wait.
-    pub(crate) while_few_wait: Option<Engine>,
+    pub(crate) at_low_contention: Option<Engine>,
     /// Whether few threads would come to wait for this area.
-    pub(crate) few_wait: bool,
+    pub(crate) low_contention: bool,
 }
 
 /// The engine that moves an area.
@@ -265,9 +265,9 @@ pub(crate) enum Why {
     /// The job's engine was refused.
     NotFollowed,
     /// Few threads come to wait, so the area is closed before it is copied.
-    FewWait,
+    LowContention,
     /// Too many threads would wait if the area was closed before it is copied.
-    ManyWait,
+    Contended,
     /// A tracer follows the job's threads, and readers would wait with the job's engine.
     Traced,
     /// For this reason, in words, from which the job concludes nothing.
@@ -299,7 +299,8 @@ pub(crate) fn stand_in(engine: Engine) -> Option<Engine> {
 /// Chooses the engine for one attempt on an area.
 pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
     let Situation { engine, may_fall_back, has_tracker, exchange_unsupported, .. } = *situation;
-    let Situation { refused, writable, page, hold, while_few_wait, few_wait, .. } = *situation;
+    let Situation { refused, writable, page, hold, at_low_contention, low_contention, .. } =
+        *situation;
     let profile = engine.profile();
     let given_up = profile.needs_exchange && exchange_unsupported || refused >= MOST_REFUSALS;
     let last_resort = |why| AreaEngine { engine: Engine::LAST_RESORT, why };
@@ -309,11 +310,11 @@ pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
     if profile.tracker.is_some() && (!has_tracker || may_fall_back && given_up) {
         return instead(situation);
     }
-    let other = while_few_wait
+    let other = at_low_contention
         .filter(|other| refused == 0 && !(other.profile().needs_exchange && exchange_unsupported));
     if let Some(other) = other {
-        let why = if few_wait { Why::FewWait } else { Why::ManyWait };
-        return AreaEngine { engine: if few_wait { other } else { engine }, why };
+        let why = if low_contention { Why::LowContention } else { Why::Contended };
+        return AreaEngine { engine: if low_contention { other } else { engine }, why };
     }
     match profile.hold {
         Hold::Areas | Hold::Pages if hold => AreaEngine { engine, why: Why::HELD },
@@ -326,7 +327,7 @@ pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
 fn instead(situation: &Situation) -> AreaEngine {
     let Situation { engine, stand_in, has_tracker, exchange_unsupported, .. } = *situation;
     // It has a tracker of its own, and needs no thread to read messages.
-    let closing = situation.while_few_wait.filter(|other| {
+    let closing = situation.at_low_contention.filter(|other| {
         let Profile { signals, needs_exchange, .. } = *other.profile();
         !(signals || needs_exchange && exchange_unsupported)
     });
@@ -349,8 +350,8 @@ mod tests {
         writable: true,
         page: PageSize::Base,
         hold: false,
-        while_few_wait: None,
-        few_wait: false,
+        at_low_contention: None,
+        low_contention: false,
     };
 
     #[test]
@@ -451,7 +452,7 @@ mod tests {
         for engine in Engine::ALL.into_iter().filter(|engine| !engine.signals()) {
             assert!(stand_in(engine).is_none_or(|other| !other.signals()));
             for bits in 0..1 << 7 {
-                let [has, apart, hold, few_wait, huge, opened, fewer] =
+                let [has, apart, hold, low_contention, huge, opened, fewer] =
                     [0, 1, 2, 3, 4, 5, 6].map(|bit| flags[bits >> bit & 1]);
                 let page = if huge { PageSize::Huge2M } else { PageSize::Base };
                 for refused in 0..4 {
@@ -463,8 +464,8 @@ mod tests {
                         refused,
                         page,
                         hold,
-                        while_few_wait: engine.while_few_wait(page).filter(|_| fewer),
-                        few_wait,
+                        at_low_contention: engine.at_low_contention(page).filter(|_| fewer),
+                        low_contention,
                         ..CALM
                     });
                     assert!(!by.engine.signals(), "{engine} {bits:b} {refused}: {by:?}");
@@ -480,7 +481,7 @@ mod tests {
     fn what_the_jobs_engine_cannot_move_is_moved_by_the_next_that_can() {
         let (engine, closing) = (Engine::Precopy, Engine::StopCopy);
         let other = stand_in(engine);
-        let job = Situation { engine, stand_in: other, while_few_wait: Some(closing), ..CALM };
+        let job = Situation { engine, stand_in: other, at_low_contention: Some(closing), ..CALM };
         let by = |situation: Situation| {
             let AreaEngine { engine, why } = for_area(&situation);
             (engine, why == Why::NotFollowed)
@@ -488,7 +489,7 @@ mod tests {
         let twice = Situation { refused: MOST_REFUSALS, ..job };
         assert_eq!(by(twice), (Engine::WpSync, true));
         assert_eq!(by(Situation { stand_in: None, ..twice }), (closing, true));
-        let alone = Situation { stand_in: None, while_few_wait: None, ..twice };
+        let alone = Situation { stand_in: None, at_low_contention: None, ..twice };
         assert_eq!(by(alone), (engine, false), "it is tried until it is given up");
         // Without a thread that reads messages only the engine works that needs none.
         let unserved = Situation { has_tracker: false, ..job };
@@ -538,20 +539,20 @@ mod tests {
         let works = |ability| Ok(ability);
         for page in [PageSize::Base, PageSize::Thp, PageSize::Huge2M, PageSize::Huge1G] {
             let chosen = for_job(EngineChoice::Auto, page, &Ok(()), works).unwrap();
-            let other = chosen.engine.while_few_wait(page);
+            let other = chosen.engine.at_low_contention(page);
             assert_eq!(other.is_some(), page != PageSize::Huge1G, "{page}");
-            assert_eq!(chosen.while_few_wait, other.map(|other| (other, other.needs_for(page))));
+            assert_eq!(chosen.at_low_contention, other.map(|other| (other, other.needs_for(page))));
             let asked = for_job(chosen.engine.into(), page, &Ok(()), works).unwrap();
-            assert_eq!(asked.while_few_wait, None, "nothing else was asked for");
+            assert_eq!(asked.at_low_contention, None, "nothing else was asked for");
         }
         let first = Engine::ALL[0];
-        let other = first.while_few_wait(PageSize::Base).unwrap();
+        let other = first.at_low_contention(PageSize::Base).unwrap();
         let only_first = |ability| {
             let opens = Some(ability) != other.needs();
             opens.then_some(()).ok_or((Call::OpenTracker, Errno(libc::EMFILE)))
         };
         let chosen = for_job(EngineChoice::Auto, PageSize::Base, &Ok(()), only_first).unwrap();
-        assert_eq!((chosen.engine, chosen.while_few_wait), (first, None));
+        assert_eq!((chosen.engine, chosen.at_low_contention), (first, None));
         assert!(chosen.reason.contains(other.name()), "{}", chosen.reason);
     }
 
@@ -560,19 +561,24 @@ mod tests {
         let pages = [PageSize::Base, PageSize::Huge2M];
         let mut pairs = Vec::new();
         for (page, engine) in pages.into_iter().flat_map(|page| Engine::ALL.map(|e| (page, e))) {
-            let Some(other) = engine.while_few_wait(page) else { continue };
+            let Some(other) = engine.at_low_contention(page) else { continue };
             pairs.push((page, engine, other));
-            let few =
-                Situation { engine, page, while_few_wait: Some(other), few_wait: true, ..CALM };
+            let few = Situation {
+                engine,
+                page,
+                at_low_contention: Some(other),
+                low_contention: true,
+                ..CALM
+            };
             let at = |situation: Situation| for_area(&situation);
-            assert_eq!(at(few), AreaEngine { engine: other, why: Why::FewWait });
-            let many = Situation { few_wait: false, ..few };
-            assert_eq!(at(many), AreaEngine { engine, why: Why::ManyWait });
+            assert_eq!(at(few), AreaEngine { engine: other, why: Why::LowContention });
+            let many = Situation { low_contention: false, ..few };
+            assert_eq!(at(many), AreaEngine { engine, why: Why::Contended });
             // An area that was refused once is tried as it always was.
             assert_eq!(at(Situation { refused: 1, ..few }).why, Why::AsChosen);
             assert_eq!(at(Situation { writable: false, ..few }).why, Why::READ_ONLY);
             let apart = at(Situation { exchange_unsupported: true, ..few });
-            assert_eq!(apart.why == Why::FewWait, !other.profile().needs_exchange);
+            assert_eq!(apart.why == Why::LowContention, !other.profile().needs_exchange);
         }
         let (base, huge) = (PageSize::Base, PageSize::Huge2M);
         let wanted = [
@@ -594,7 +600,7 @@ mod tests {
         };
         let engine = |page, open: &dyn Fn(Ability) -> Result<(), (Call, Errno)>| {
             let chosen = for_job(EngineChoice::Auto, page, &Ok(()), open).unwrap();
-            (chosen.engine, chosen.while_few_wait.map(|(engine, _)| engine))
+            (chosen.engine, chosen.at_low_contention.map(|(engine, _)| engine))
         };
         // Linux 6.1: no write-protection that is whole.
         let holds = only(Ability::HoldHugetlb);

@@ -22,7 +22,7 @@ use crate::units::BASE_PAGE;
 /// How an attempt ended. In each case the span has the access that the user set, and the slot is
 /// idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum AttemptResult {
     /// The span maps the new frames.
     Migrated,
     /// A writer interrupted; the span maps its old frames.

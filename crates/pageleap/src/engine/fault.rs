@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use pageleap_sys::{Advice, Errno, is_mapped, set_advice};
 
-use super::slot::{SlotTable, Verdict};
+use super::slot::{FaultVerdict, SlotTable};
 use crate::address_ranges::REGIONS;
 use crate::error::Error;
 use crate::sync::{monotonic_ns, process_wide};
@@ -157,7 +157,7 @@ fn resolve(addr: usize, probe: Advice) -> bool {
     let verdict = SLOTS.resolve(addr, &accessible, &mut |slot| {
         slot.waits.record(monotonic_ns().saturating_sub(entered));
     });
-    verdict == Verdict::Retry
+    verdict == FaultVerdict::Retry
 }
 
 /// Does what the kernel would have done without our handler.

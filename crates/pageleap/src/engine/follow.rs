@@ -15,7 +15,7 @@
 
 use std::ops::Range;
 
-use super::commit::{Step, erase, persist};
+use super::commit::{AttemptResult, erase, persist};
 use super::effort::{Effort, Parked};
 use super::slot::Span;
 use super::{Following, Tools, Work};
@@ -344,16 +344,16 @@ pub(super) unsafe fn attempt(
     tools: &Tools<'_>,
     work: &Work,
     effort: &mut Effort,
-) -> Step {
+) -> AttemptResult {
     let Span { addr, len, .. } = work.span;
     let Some(following) = work.following else {
-        return Step::Refused(Call::OpenTracker, Errno(libc::EBADF));
+        return AttemptResult::Refused(Call::OpenTracker, Errno(libc::EBADF));
     };
     let at = &Attempt { tools: *tools, work, following };
     let Tools { slot, epoch, backend } = *tools;
     // SAFETY: forwarded to the caller.
     if let Err((call, errno)) = unsafe { way.before(at, effort) } {
-        return Step::Refused(call, errno);
+        return AttemptResult::Refused(call, errno);
     }
     effort.count(Call::Track);
     // SAFETY: the span is ours to follow.
@@ -364,7 +364,7 @@ pub(super) unsafe fn attempt(
             // SAFETY: the span maps its old frames.
             unsafe { at.let_go(effort) };
         }
-        return Step::Refused(Call::Track, errno);
+        return AttemptResult::Refused(Call::Track, errno);
     }
     // SAFETY: forwarded to the caller.
     let copied = if way.copies_beside(at) { unsafe { copy(way, at, effort) } } else { Ok(()) };
@@ -374,7 +374,7 @@ pub(super) unsafe fn attempt(
         way.end(at);
         // SAFETY: nothing has been closed; the span maps its old frames.
         unsafe { at.let_go(effort) };
-        return Step::Refused(call, errno);
+        return AttemptResult::Refused(call, errno);
     }
     // If a call that replaces a mapping fails half-way, threads that meet the hole wait for this.
     // SAFETY: `backend` outlives this function, which retires the slot on every path.
@@ -392,7 +392,7 @@ pub(super) unsafe fn attempt(
                 effort.counters.waiters = backend.count_waiting(following.tracker);
             }
             at.wake(effort);
-            Step::Migrated
+            AttemptResult::Migrated
         }
         Err((call, errno)) => {
             // SAFETY: the span maps its old frames.
@@ -404,7 +404,7 @@ pub(super) unsafe fn attempt(
             }
             // SAFETY: the span maps its old frames, with or without page tables.
             unsafe { at.let_go(effort) };
-            Step::Refused(call, errno)
+            AttemptResult::Refused(call, errno)
         }
     };
     effort.counters.window_ns = monotonic_ns().saturating_sub(closed_at).max(1);

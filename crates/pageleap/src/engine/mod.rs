@@ -43,7 +43,7 @@ use crate::backend::{Call, Errno};
 use crate::sync::AtomicU64;
 use crate::units::{BASE_PAGE, EngineName, PageSize};
 pub use choice::EngineChoice;
-use commit::Step;
+use commit::AttemptResult;
 use crew::Piece;
 use effort::{AfterState, Counters, Effort, Parked};
 use slot::{Slot, Span};
@@ -102,7 +102,7 @@ pub(crate) struct Profile {
     most_pages: Option<usize>,
     /// How it deals with writers who spoil one copy after the other.
     hold: Hold,
-    while_few_wait: FewWait,
+    at_low_contention: AtLowContention,
 }
 
 /// Which hugetlb pages an engine moves.
@@ -117,15 +117,15 @@ enum Hugetlb {
 /// Which engine `auto` takes in place of another one while few threads come to wait: one that closes
 /// areas before it copies them.
 #[derive(Clone, Copy, Debug)]
-struct FewWait {
+struct AtLowContention {
     /// For hugetlb pages.
     hugetlb: Option<Engine>,
     /// For all others.
     other: Option<Engine>,
 }
 
-impl FewWait {
-    const NONE: FewWait = FewWait { hugetlb: None, other: None };
+impl AtLowContention {
+    const NONE: AtLowContention = AtLowContention { hugetlb: None, other: None };
 }
 
 /// What an engine needs of its tracker.
@@ -201,7 +201,10 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         areas: Areas::Adaptive { most_written: 128 },
         most_pages: None,
         hold: Hold::No,
-        while_few_wait: FewWait { other: Some(Engine::StopCopy), ..FewWait::NONE },
+        at_low_contention: AtLowContention {
+            other: Some(Engine::StopCopy),
+            ..AtLowContention::NONE
+        },
     },
     Profile {
         engine: Engine::StopCopy,
@@ -221,7 +224,7 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         // 16 MB: a thread that touches an area waits for its copy.
         most_pages: Some(4096),
         hold: Hold::No,
-        while_few_wait: FewWait::NONE,
+        at_low_contention: AtLowContention::NONE,
     },
     Profile {
         engine: Engine::WpSync,
@@ -241,7 +244,10 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         areas: Areas::Adaptive { most_written: 24 },
         most_pages: Some(notes::MOST_PAGES),
         hold: Hold::Pages,
-        while_few_wait: FewWait { hugetlb: Some(Engine::StopCopy), ..FewWait::NONE },
+        at_low_contention: AtLowContention {
+            hugetlb: Some(Engine::StopCopy),
+            ..AtLowContention::NONE
+        },
     },
     Profile {
         engine: Engine::PrecopyProtect,
@@ -260,7 +266,10 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         areas: Areas::Adaptive { most_written: 128 },
         most_pages: None,
         hold: Hold::HugetlbByLastResort,
-        while_few_wait: FewWait { other: Some(Engine::Mprotect), ..FewWait::NONE },
+        at_low_contention: AtLowContention {
+            other: Some(Engine::Mprotect),
+            ..AtLowContention::NONE
+        },
     },
     Profile {
         engine: Engine::Mprotect,
@@ -275,7 +284,7 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         areas: Areas::Fixed,
         most_pages: None,
         hold: Hold::Areas,
-        while_few_wait: FewWait::NONE,
+        at_low_contention: AtLowContention::NONE,
     },
 ];
 
@@ -358,8 +367,8 @@ impl Engine {
 
     /// Which engine `auto` takes in its place while few threads come to wait: one that closes areas
     /// before it copies them.
-    pub(crate) fn while_few_wait(self, page: PageSize) -> Option<Engine> {
-        let FewWait { hugetlb, other } = self.profile().while_few_wait;
+    pub(crate) fn at_low_contention(self, page: PageSize) -> Option<Engine> {
+        let AtLowContention { hugetlb, other } = self.profile().at_low_contention;
         let engine = if page.is_hugetlb() { hugetlb } else { other };
         engine.filter(|engine| engine.moves(page))
     }
@@ -555,8 +564,8 @@ pub(crate) enum Entries {
 
 /// How an attempt ended, and what it has left.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ended {
-    pub(crate) step: Step,
+pub(crate) struct AttemptEnd {
+    pub(crate) step: AttemptResult,
     pub(crate) counters: Counters,
     pub(crate) after: AfterState,
     pub(crate) old_alias: OldAlias,
@@ -574,7 +583,7 @@ pub(crate) struct Ended {
 /// The new frames belong to the job and nobody else accesses them. The backend is valid during the
 /// call. If the engine follows writes, the user may write to the span, and another thread reads the
 /// messages of the tracker as far as the engine needs it.
-pub(crate) unsafe fn attempt(engine: Engine, tools: &Tools<'_>, work: &Work) -> Ended {
+pub(crate) unsafe fn attempt(engine: Engine, tools: &Tools<'_>, work: &Work) -> AttemptEnd {
     let mut effort = Effort::default();
     // SAFETY: forwarded to the caller.
     let step = unsafe {
@@ -586,17 +595,17 @@ pub(crate) unsafe fn attempt(engine: Engine, tools: &Tools<'_>, work: &Work) -> 
             Engine::Mprotect => mprotect::attempt(tools, work, &mut effort),
         }
     };
-    Ended::of(engine, work, step, effort)
+    AttemptEnd::of(engine, work, step, effort)
 }
 
-impl Ended {
+impl AttemptEnd {
     /// An attempt that could not be begun.
     #[cfg(not(loom))]
-    pub(crate) fn refused(engine: Engine, work: &Work, call: Call, errno: Errno) -> Ended {
-        Ended::of(engine, work, Step::Refused(call, errno), Effort::default())
+    pub(crate) fn refused(engine: Engine, work: &Work, call: Call, errno: Errno) -> AttemptEnd {
+        AttemptEnd::of(engine, work, AttemptResult::Refused(call, errno), Effort::default())
     }
 
-    fn of(engine: Engine, work: &Work, step: Step, effort: Effort) -> Ended {
+    fn of(engine: Engine, work: &Work, step: AttemptResult, effort: Effort) -> AttemptEnd {
         let Effort { counters, after, .. } = effort;
         let profile = engine.profile();
         let followed = profile.follows;
@@ -607,7 +616,7 @@ impl Ended {
             Parked::Yes if split || !work.may_exchange => {
                 OldAlias::Spoilt { apart: engine.moves_single_entries() }
             }
-            Parked::Yes if step != Step::Migrated || profile.tracker.is_none() => {
+            Parked::Yes if step != AttemptResult::Migrated || profile.tracker.is_none() => {
                 OldAlias::HasTables(Entries::Plain)
             }
             Parked::Yes if followed => OldAlias::HasTables(Entries::Marked),
@@ -617,12 +626,14 @@ impl Ended {
         let disturbed = match profile.hold {
             _ if work.hold => None,
             Hold::No => None,
-            Hold::Areas => Some(step == Step::Dirty),
-            _ if work.page.is_hugetlb() && step == Step::Migrated => Some(counters.written > 0),
+            Hold::Areas => Some(step == AttemptResult::Dirty),
+            _ if work.page.is_hugetlb() && step == AttemptResult::Migrated => {
+                Some(counters.written > 0)
+            }
             _ => None,
         };
-        let telling = step == Step::Migrated && profile.areas != Areas::Fixed;
-        Ended { step, counters, after, old_alias, telling, disturbed }
+        let telling = step == AttemptResult::Migrated && profile.areas != Areas::Fixed;
+        AttemptEnd { step, counters, after, old_alias, telling, disturbed }
     }
 }
 

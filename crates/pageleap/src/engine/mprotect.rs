@@ -14,7 +14,7 @@
 //!
 //! The window in which writers wait is everything between [`Slot::close`] and [`Slot::retire`].
 
-use super::commit::{Step, change_places, erase, give_access_back};
+use super::commit::{AttemptResult, change_places, erase, give_access_back};
 use super::effort::Effort;
 use super::slot::{Close, Slot, Span};
 use super::{Tools, Work};
@@ -33,7 +33,7 @@ const COPY_STEP: usize = crate::units::BASE_PAGE;
 ///
 /// # Safety
 /// As [`attempt`](super::attempt).
-pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step {
+pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> AttemptResult {
     // SAFETY: forwarded to the caller.
     let step = unsafe { move_area(tools, work, effort) };
     effort.slow_down(tools.backend);
@@ -45,7 +45,7 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
 ///
 /// # Safety
 /// As [`attempt`].
-unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step {
+unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> AttemptResult {
     let Tools { slot, epoch, backend } = *tools;
     let Span { addr, len, prot } = work.span;
     // A span that the user may not write cannot be disturbed: nothing to track, nothing to protect.
@@ -71,7 +71,7 @@ unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step
                     give_access_back(backend, &work.span, (!protected).then_some(errno), effort)
                 };
                 slot.retire();
-                return Step::Refused(Call::Protect, errno);
+                return AttemptResult::Refused(Call::Protect, errno);
             }
             protected = true;
             if !hold {
@@ -92,7 +92,7 @@ unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step
                 Close::Closed => debug_assert!(complete),
                 Close::Opened => {
                     slot.retire();
-                    return Step::Dirty;
+                    return AttemptResult::Dirty;
                 }
                 // The area may be writable although the writer was told that it is not: protect and
                 // copy again.
@@ -114,7 +114,7 @@ unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step
                 unsafe { give_access_back(backend, &work.span, None, effort) };
             }
             slot.retire();
-            return Step::Refused(call, errno);
+            return AttemptResult::Refused(call, errno);
         }
         effort.counters.held = hold && trackable;
         if hold {
@@ -124,7 +124,7 @@ unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step
         effort.counters.waiters = slot.waits.take_waiters();
         effort.counters.window_ns = monotonic_ns().saturating_sub(closed_at).max(1);
         slot.retire();
-        return Step::Migrated;
+        return AttemptResult::Migrated;
     }
 }
 

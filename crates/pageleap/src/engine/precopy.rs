@@ -10,7 +10,7 @@
 //! (FUTEX_WAKE_OP may); writers are neither signalled nor throttled. It needs a userfaultfd that
 //! holds up the kernel's accesses, which takes a privilege or `/dev/userfaultfd`.
 
-use super::commit::{Step, arrive};
+use super::commit::{AttemptResult, arrive};
 use super::effort::Effort;
 use super::follow::{self, Attempt, Refusal, Way};
 use super::slot::Span;
@@ -24,7 +24,7 @@ struct Precopy;
 ///
 /// # Safety
 /// As [`attempt`](super::attempt).
-pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step {
+pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> AttemptResult {
     // SAFETY: forwarded to the caller.
     unsafe { follow::attempt(&Precopy, tools, work, effort) }
 }

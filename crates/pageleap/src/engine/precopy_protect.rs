@@ -6,7 +6,7 @@
 //! EFAULT. The engine takes no privilege. Hugetlb pages whose writers are too fast to be followed
 //! are moved by the engine `mprotect`. `docs/adr/0011` compares the engines.
 
-use super::commit::{Step, change_places, give_access_back};
+use super::commit::{AttemptResult, change_places, give_access_back};
 use super::effort::Effort;
 use super::follow::{self, Attempt, Refusal, Way};
 use super::slot::Span;
@@ -20,7 +20,7 @@ struct PrecopyProtect;
 ///
 /// # Safety
 /// As [`attempt`](super::attempt).
-pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step {
+pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> AttemptResult {
     // SAFETY: forwarded to the caller.
     unsafe { follow::attempt(&PrecopyProtect, tools, work, effort) }
 }

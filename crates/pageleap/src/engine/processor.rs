@@ -1,7 +1,7 @@
 //! A processor of the modelled machine. When a load or store faults, the real handler's code
 //! decides about it, and the processor repeats it.
 
-use super::slot::{SlotTable, Verdict};
+use super::slot::{FaultVerdict, SlotTable};
 use crate::backend::{Backend, Model};
 use crate::units::BASE_PAGE;
 
@@ -39,7 +39,7 @@ impl<const N: usize> Processor<'_, N> {
         let verdict = self.table.resolve(addr, &accessible, &mut |_| {});
         assert_eq!(
             verdict,
-            Verdict::Retry,
+            FaultVerdict::Retry,
             "a fault that migration caused was taken for somebody else's"
         );
     }

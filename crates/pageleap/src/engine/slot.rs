@@ -267,7 +267,7 @@ impl Slot {
 
 /// What a faulting thread is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum FaultVerdict {
     /// A migration held up the access: repeat it.
     Retry,
     /// The access is not allowed, with or without a migration: leave it to the previous handler.
@@ -339,7 +339,7 @@ impl<const N: usize> SlotTable<N> {
         addr: usize,
         accessible: &dyn Fn() -> bool,
         held_up: &mut dyn FnMut(&Slot),
-    ) -> Verdict {
+    ) -> FaultVerdict {
         loop {
             // Acquire: the search sees the slots as they were at this epoch, or later.
             let epoch = self.epoch.load(Ordering::Acquire);
@@ -358,15 +358,15 @@ impl<const N: usize> SlotTable<N> {
                     SlotPhase::Open | SlotPhase::Idle => {}
                 }
                 held_up(slot);
-                return Verdict::Retry;
+                return FaultVerdict::Retry;
             }
             if accessible() {
-                return Verdict::Retry;
+                return FaultVerdict::Retry;
             }
             // Relaxed: if an attempt made the kernel refuse, the kernel's lock orders its publish
             // before this load.
             if self.epoch.load(Ordering::Relaxed) == epoch {
-                return Verdict::Foreign;
+                return FaultVerdict::Foreign;
             }
         }
     }

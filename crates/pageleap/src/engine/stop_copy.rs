@@ -22,7 +22,7 @@
 //! The engine promises: system calls that read or write the area do not fail because of a leap
 //! (FUTEX_WAKE_OP may). It needs Linux 5.14, and a userfaultfd that holds up the kernel's accesses.
 
-use super::commit::{Step, arrive};
+use super::commit::{AttemptResult, arrive};
 use super::effort::Effort;
 use super::follow::{self, Attempt, Refusal, Way};
 use super::slot::Span;
@@ -37,7 +37,7 @@ struct StopCopy;
 ///
 /// # Safety
 /// As [`attempt`](super::attempt).
-pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step {
+pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> AttemptResult {
     // SAFETY: forwarded to the caller.
     unsafe { follow::attempt(&StopCopy, tools, work, effort) }
 }

@@ -7,7 +7,7 @@
 //! page and noted it. When the notes are closed nobody is let in any more: that is the window.
 //! Readers never wait. With `hold` the area is closed before it is copied.
 
-use super::commit::{Step, arrive};
+use super::commit::{AttemptResult, arrive};
 use super::effort::Effort;
 use super::follow::{self, Attempt, Each, Refusal, Way};
 use super::slot::Span;
@@ -24,7 +24,7 @@ struct WpSync;
 ///
 /// # Safety
 /// As [`attempt`](super::attempt).
-pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step {
+pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> AttemptResult {
     // SAFETY: forwarded to the caller.
     unsafe { follow::attempt(&WpSync, tools, work, effort) }
 }

@@ -249,7 +249,7 @@ impl From<AreaEngine> for By {
 
 /// What came of an attempt.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct AreaOutcome {
     /// What was done with the pages of the area. Pages of which no run speaks were not tried.
     pub(crate) runs: Runs,
     /// What made the attempt.
@@ -262,22 +262,28 @@ pub(crate) struct Outcome {
     pub(crate) disturbed: Option<bool>,
 }
 
-impl Outcome {
+impl AreaOutcome {
     /// An attempt that has not been made, and will not be.
-    pub(crate) fn given_up(by: impl Into<By>, area: &Area, why: Reason) -> Outcome {
-        Outcome::not_made(by, area.pages.clone(), Verdict::GivenUp(why))
+    pub(crate) fn given_up(by: impl Into<By>, area: &Area, why: Reason) -> AreaOutcome {
+        AreaOutcome::not_made(by, area.pages.clone(), Verdict::GivenUp(why))
     }
 
     /// An attempt that has not been made, because something keeps pages of the area where they are.
     /// The others can be tried at once.
-    pub(crate) fn kept(by: impl Into<By>, pages: Range<u64>, why: Reason) -> Outcome {
-        Outcome::not_made(by, pages, Verdict::Kept(why))
+    pub(crate) fn kept(by: impl Into<By>, pages: Range<u64>, why: Reason) -> AreaOutcome {
+        AreaOutcome::not_made(by, pages, Verdict::Kept(why))
     }
 
     /// An attempt that has not been made, with what is to be done with these pages.
-    pub(crate) fn not_made(by: impl Into<By>, pages: Range<u64>, verdict: Verdict) -> Outcome {
+    pub(crate) fn not_made(by: impl Into<By>, pages: Range<u64>, verdict: Verdict) -> AreaOutcome {
         let runs = vec![(pages, verdict)];
-        Outcome { runs, by: by.into(), counters: Counters::default(), seen: None, disturbed: None }
+        AreaOutcome {
+            runs,
+            by: by.into(),
+            counters: Counters::default(),
+            seen: None,
+            disturbed: None,
+        }
     }
 }
 

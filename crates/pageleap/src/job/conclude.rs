@@ -18,10 +18,11 @@ use crate::units::EngineName;
 const TRACED: &str = "another process traced the job's threads (strace, a debugger), and would have waited for ever for a page that the job's engine had taken away";
 
 /// Why areas are closed before they are copied.
-const FEW_WAIT: &str = "few threads came to wait, so areas were closed before they were copied";
+const LOW_CONTENTION: &str =
+    "few threads came to wait, so areas were closed before they were copied";
 
 /// Why writes are followed where areas can be closed first.
-const MANY_WAIT: &str =
+const CONTENDED: &str =
     "threads would have had to wait too often, or too long, so writes were followed";
 
 /// How long the two parts of a job took.
@@ -81,8 +82,8 @@ impl<M: Mover> Running<M> {
 fn words<'a>(why: Why, settings: &'a Settings, tally: &'a Tally) -> &'a str {
     match why {
         Why::AsChosen => &settings.engine_reason,
-        Why::ManyWait => MANY_WAIT,
-        Why::FewWait => FEW_WAIT,
+        Why::Contended => CONTENDED,
+        Why::LowContention => LOW_CONTENTION,
         Why::Traced => TRACED,
         Why::NotFollowed => tally.not_followed_why.as_deref().unwrap_or_default(),
         Why::Because(words) => words,

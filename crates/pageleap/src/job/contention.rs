@@ -12,8 +12,9 @@
 
 use super::pace::{Pace, Seen};
 
-/// What a job knows of areas that are closed before they are copied.
-pub(crate) struct Closing {
+/// Decides for each item of a job whether contention for its areas is low, so that the next area may
+/// be closed before it is copied.
+pub(crate) struct ContentionPolicy {
     pace: Pace,
     /// By item; `None` if no area of it has moved.
     items: Vec<Option<Contention>>,
@@ -21,15 +22,15 @@ pub(crate) struct Closing {
     latest: Contention,
 }
 
-impl Closing {
+impl ContentionPolicy {
     /// For a job with `items` items.
-    pub(crate) fn new(pace: Pace, items: usize) -> Closing {
-        Closing { pace, items: vec![None; items], latest: Contention::default() }
+    pub(crate) fn new(pace: Pace, items: usize) -> ContentionPolicy {
+        ContentionPolicy { pace, items: vec![None; items], latest: Contention::default() }
     }
 
     /// The number of pages of the item's next area, if that is to be closed before it is copied.
     pub(crate) fn area_pages(&self, item: usize) -> Option<u64> {
-        self.of(item).closes_first.then(|| self.pace.area_pages())
+        self.of(item).is_low.then(|| self.pace.area_pages())
     }
 
     /// Takes an area into account that was closed first, for which `waiters` threads came to wait.
@@ -75,7 +76,7 @@ impl Closing {
 /// How threads get in the way of one item's areas, lately.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Contention {
-    closes_first: bool,
+    is_low: bool,
     /// Threads for each closed area: those that came to wait, or would have. A running mean.
     waiters: f64,
     /// For how many closed areas this has been the choice, or for as much memory.
@@ -97,7 +98,7 @@ struct Followed {
 
 impl Default for Contention {
     fn default() -> Self {
-        Contention { closes_first: true, waiters: 0.0, lasted: 0.0, patience: Self::PATIENCE }
+        Contention { is_low: true, waiters: 0.0, lasted: 0.0, patience: Self::PATIENCE }
     }
 }
 
@@ -123,18 +124,18 @@ impl Contention {
     /// Its window took as long as those of `areas` areas.
     fn closed(&mut self, waiters: u64, areas: f64) {
         self.observe(waiters as f64, areas);
-        if self.closes_first && self.lasted >= Self::PASSED {
+        if self.is_low && self.lasted >= Self::PASSED {
             self.patience = Self::PATIENCE;
         }
-        if self.closes_first && self.waiters > Self::MANY {
+        if self.is_low && self.waiters > Self::MANY {
             self.give_way();
         }
     }
 
     /// Areas are followed from now on.
     fn give_way(&mut self) {
-        if self.closes_first {
-            (self.closes_first, self.waiters, self.lasted) = (false, 1.0, 0.0);
+        if self.is_low {
+            (self.is_low, self.waiters, self.lasted) = (false, 1.0, 0.0);
         }
     }
 
@@ -145,9 +146,9 @@ impl Contention {
         // A smaller area has fewer of the pages that threads write, and its copy takes less time in
         // which they do.
         self.observe(written as f64 * part * part, 1.0 / part);
-        if !self.closes_first && self.waiters < Self::FEW && self.lasted >= self.patience {
+        if !self.is_low && self.waiters < Self::FEW && self.lasted >= self.patience {
             let patience = (self.patience * 2.0).min(Self::MOST_PATIENCE);
-            *self = Contention { closes_first: true, waiters: Self::WARY, lasted: 0.0, patience };
+            *self = Contention { is_low: true, waiters: Self::WARY, lasted: 0.0, patience };
         }
     }
 
@@ -203,7 +204,7 @@ mod tests {
     /// Moves an area, as a job would whose load is of two threads. Returns whether it was closed
     /// first.
     fn step(contention: &mut Contention, chance: &mut Chance, load: Load) -> bool {
-        let first = contention.closes_first;
+        let first = contention.is_low;
         if first {
             let came = |touches: f64, chance: &mut Chance| chance.times(touches).min(1);
             let waiters = came(load.writes, chance) + came(load.reads, chance);
@@ -294,7 +295,7 @@ mod tests {
             let mut contention = Contention::default();
             areas(&mut contention, 50, |_| BUSY);
             let mut areas = 0;
-            while !contention.closes_first {
+            while !contention.is_low {
                 contention.followed(Followed { written: 0, pages, closed_pages: CLOSED });
                 areas += 1;
             }
@@ -308,9 +309,9 @@ mod tests {
     const BUDGET: Duration = Duration::from_millis(1);
 
     /// For `items` items. Areas have 1 to 8 times 512 pages.
-    fn closing(items: usize) -> Closing {
+    fn new_policy(items: usize) -> ContentionPolicy {
         let unit = Unit { pages: CLOSED, base_pages: 1 };
-        Closing::new(Pace::by_copies(CLOSED, CLOSED, 8 * CLOSED, unit, BUDGET), items)
+        ContentionPolicy::new(Pace::budgeted(CLOSED, CLOSED, 8 * CLOSED, unit, BUDGET), items)
     }
 
     /// The window of an area.
@@ -322,10 +323,10 @@ mod tests {
     #[test]
     fn a_thread_that_waits_long_counts_for_many() {
         let areas_until_followed = |time| {
-            let mut closing = closing(1);
+            let mut policy = new_policy(1);
             let mut areas = 0;
-            while let Some(pages) = closing.area_pages(0) {
-                closing.closed(0, window(pages, time), 1);
+            while let Some(pages) = policy.area_pages(0) {
+                policy.closed(0, window(pages, time), 1);
                 areas += 1;
             }
             areas
@@ -336,39 +337,39 @@ mod tests {
 
     #[test]
     fn copies_that_take_too_long_are_tried_again() {
-        let mut closing = closing(1);
+        let mut policy = new_policy(1);
         let mut trials = 0;
-        let mut areas = |closing: &mut Closing, time: Duration| {
+        let mut areas = |policy: &mut ContentionPolicy, time: Duration| {
             let mut first = 0;
             for _ in 0..1000 {
-                match closing.area_pages(0) {
+                match policy.area_pages(0) {
                     Some(pages) => {
-                        closing.closed(0, window(pages, time), 0);
+                        policy.closed(0, window(pages, time), 0);
                         first += 1;
                     }
                     None => {
                         trials += usize::from(first > 0);
-                        closing.followed(0, FOLLOWED, 0);
+                        policy.followed(0, FOLLOWED, 0);
                     }
                 }
             }
             first
         };
-        let slow = areas(&mut closing, 2 * BUDGET);
+        let slow = areas(&mut policy, 2 * BUDGET);
         assert!((8..100).contains(&slow), "{slow}");
         // The host was busy, and is no longer.
-        let fast = areas(&mut closing, BUDGET / 4);
+        let fast = areas(&mut policy, BUDGET / 4);
         assert!(fast > 800, "{fast}");
         assert!(trials > 0);
     }
 
     #[test]
     fn what_was_refused_is_followed_for_some_time() {
-        let mut closing = closing(1);
-        closing.give_way(0);
+        let mut policy = new_policy(1);
+        policy.give_way(0);
         let mut followed = 0;
-        while closing.area_pages(0).is_none() {
-            closing.followed(0, CLOSED, 0);
+        while policy.area_pages(0).is_none() {
+            policy.followed(0, CLOSED, 0);
             followed += 1;
         }
         assert!(followed >= Contention::PATIENCE as u32, "{followed}");
@@ -377,18 +378,18 @@ mod tests {
     #[test]
     fn items_begin_as_the_last_one_ended() {
         const ITEMS: usize = 200;
-        let mut closing = closing(ITEMS);
+        let mut policy = new_policy(ITEMS);
         // Three areas of each item. The first ten items are busy.
         let mut first = [0; 2];
         for item in 0..ITEMS {
             let busy = item < 10;
             for _ in 0..3 {
-                match closing.area_pages(item) {
+                match policy.area_pages(item) {
                     Some(pages) => {
-                        closing.closed(item, window(pages, BUDGET / 2), u64::from(busy));
+                        policy.closed(item, window(pages, BUDGET / 2), u64::from(busy));
                         first[usize::from(busy)] += 1;
                     }
-                    None => closing.followed(item, CLOSED, if busy { CLOSED } else { 0 }),
+                    None => policy.followed(item, CLOSED, if busy { CLOSED } else { 0 }),
                 }
             }
         }

@@ -7,7 +7,7 @@
 //! copy ([`threads`]), the user's [`handle`], and the [`report`].
 //!
 //! ```text
-//!   queue ─► area ─► Mover::attempt ─► Outcome: runs of pages, each with a verdict
+//!   queue ─► area ─► Mover::attempt ─► AreaOutcome: runs of pages, each with a verdict
 //!     ▲                                   │
 //!     └── disturbed, refused, kept ◄──────┴──► moved, given up: outcomes ─► report
 //! ```
@@ -34,7 +34,7 @@ mod state;
 mod tally;
 pub(crate) mod threads;
 
-use area::{Area, Outcome, Reason};
+use area::{Area, AreaOutcome, Reason};
 use books::Books;
 use handle::Stop;
 
@@ -80,7 +80,7 @@ pub(crate) trait Mover: Send + Sync + Sized + 'static {
     }
 
     /// Makes one attempt on an area. The job's locks are free meanwhile.
-    fn attempt(&self, worker: &mut Self::Worker, area: &Area, terms: &Terms<'_>) -> Outcome;
+    fn attempt(&self, worker: &mut Self::Worker, area: &Area, terms: &Terms<'_>) -> AreaOutcome;
 
     /// Does what is due after an attempt, when the area has gone back to the queue or is dealt
     /// with.
@@ -118,7 +118,7 @@ pub(crate) struct Terms<'a> {
     pub(crate) hold: bool,
     /// Whether few threads would come to wait for the area, so that it may be closed before it is
     /// copied.
-    pub(crate) few_wait: bool,
+    pub(crate) low_contention: bool,
     /// With how many base pages left to copy an area is frozen.
     pub(crate) freeze_at: u64,
     pub(crate) books: Books<'a>,

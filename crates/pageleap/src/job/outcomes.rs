@@ -100,15 +100,16 @@ pub(crate) type State = (PageOutcome, Option<Reason>);
 
 /// What became of the pages of an item: runs of pages by their first one, each with its end.
 #[derive(Debug)]
-pub(crate) struct Outcomes {
+pub(crate) struct PageOutcomes {
     runs: BTreeMap<u64, (u64, State)>,
 }
 
-impl Outcomes {
+impl PageOutcomes {
     /// All pages unchanged.
     pub(crate) fn new(item: &Item) -> Self {
         let unchanged = (item.pages.end, (PageOutcome::Unchanged, None));
-        let mut outcomes = Outcomes { runs: [(item.pages.start, unchanged)].into_iter().collect() };
+        let mut outcomes =
+            PageOutcomes { runs: [(item.pages.start, unchanged)].into_iter().collect() };
         for (pages, reason) in &item.left {
             outcomes.set(pages, PageOutcome::Unchanged, Some(*reason));
         }
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn equal_neighbours_form_one_run() {
-        let mut outcomes = Outcomes::new(&Item { pages: 10..14, ..ITEM.clone() });
+        let mut outcomes = PageOutcomes::new(&Item { pages: 10..14, ..ITEM.clone() });
         outcomes.set(&(10..11), Migrated, None);
         outcomes.set(&(11..14), Migrated, None);
         outcomes.set(&(12..13), Busy, Some(Reason::Guarded));
@@ -235,7 +236,7 @@ mod tests {
     #[test]
     fn pages_that_are_left_keep_what_has_moved() {
         let left = vec![(10..12, Reason::Unmapped)];
-        let mut outcomes = Outcomes::new(&Item { left, pages: 10..20, ..ITEM.clone() });
+        let mut outcomes = PageOutcomes::new(&Item { left, pages: 10..20, ..ITEM.clone() });
         outcomes.set(&(12..20), NotAttempted, Some(Reason::Stopped));
         outcomes.set(&(14..16), Migrated, None);
         outcomes.set(&(18..19), Busy, Some(Reason::InUse));
@@ -264,7 +265,7 @@ mod tests {
         ) {
             let states =
                 [(Migrated, None), (Busy, Some(Reason::Written)), (Busy, Some(Reason::Guarded))];
-            let mut outcomes = Outcomes::new(&ITEM);
+            let mut outcomes = PageOutcomes::new(&ITEM);
             let mut pages = [(Unchanged, None); 20];
             for (start, len, state) in sets {
                 let range = start..(start + len).min(30);

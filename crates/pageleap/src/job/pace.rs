@@ -32,7 +32,7 @@ enum Rule {
     Copied(Unit),
 }
 
-/// The sizes between which [`Pace::by_copies`] chooses.
+/// The sizes between which [`Pace::budgeted`] chooses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unit {
     /// Larger areas are multiples of this number of pages. Smaller areas have a half, a quarter,
@@ -96,7 +96,7 @@ impl Pace {
     /// The first area has `first` pages. The copy of a later area takes
     /// [this share](Self::COPY_SHARE) of the budget. The rest is for the calls of a window, and for
     /// hosts that are not steady.
-    pub(crate) fn by_copies(
+    pub(crate) fn budgeted(
         first: u64,
         least: u64,
         most: u64,
@@ -122,7 +122,7 @@ impl Pace {
     }
 
     /// Whether the least area can be copied within the budget, as far as is known
-    /// ([`Pace::by_copies`]).
+    /// ([`Pace::budgeted`]).
     pub(crate) fn copies_in_budget(&self) -> bool {
         /// Fewer windows do not tell.
         const TELLING: u32 = 8;
@@ -258,7 +258,7 @@ mod tests {
     fn copies_in_windows_take_their_share_of_the_budget() {
         let unit = Unit { pages: 512, base_pages: 1 };
         let after = |budget: Duration, ns_of_a_page: u64| {
-            let mut pace = Pace::by_copies(512, 32, 4096, unit, budget);
+            let mut pace = Pace::budgeted(512, 32, 4096, unit, budget);
             for _ in 0..4 {
                 let left = pace.area_pages();
                 pace.observe(copied(left, ns_of_a_page));
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(after(Duration::from_nanos(1), 200), 32);
         // Transparent huge pages: one of them is a unit.
         let huge = Unit { pages: 1, base_pages: 512 };
-        let mut pace = Pace::by_copies(1, 1, 8, huge, BUDGET);
+        let mut pace = Pace::budgeted(1, 1, 8, huge, BUDGET);
         pace.observe(copied(512, 100));
         assert_eq!(pace.area_pages(), 6);
         let slow = copied(2048, 5000);
@@ -292,7 +292,7 @@ mod tests {
     fn areas_whose_least_copy_takes_longer_than_the_budget_are_told() {
         let unit = Unit { pages: 512, base_pages: 1 };
         let copies_in_budget = |least, windows, ns_of_a_page| {
-            let mut pace = Pace::by_copies(512, least, 4096, unit, BUDGET);
+            let mut pace = Pace::budgeted(512, least, 4096, unit, BUDGET);
             for _ in 0..windows {
                 let left = pace.area_pages();
                 pace.observe(copied(left, ns_of_a_page));

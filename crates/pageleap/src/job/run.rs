@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::area::{Area, By, Outcome, Reason, Runs, Verdict};
+use super::area::{Area, AreaOutcome, By, Reason, Runs, Verdict};
 use super::books::Books;
-use super::contention::Closing;
+use super::contention::ContentionPolicy;
 use super::handle::{Job, JobShared, Stop};
 use super::lasting::LastingThreads;
-use super::outcomes::{Item, Outcomes, PageOutcome};
+use super::outcomes::{Item, PageOutcome, PageOutcomes};
 use super::pace::{Pace, Seen};
 use super::plan::{Pressure, RetryPolicy};
 use super::queue::{Next, Queue};
@@ -34,7 +34,7 @@ pub(crate) struct Settings {
     pub(crate) pace: Pace,
     /// The sizes of areas that are closed before they are copied, if the mover can do that where
     /// few threads come to wait.
-    pub(crate) closing_pace: Option<Pace>,
+    pub(crate) low_contention_pace: Option<Pace>,
     /// Bytes per second.
     pub(crate) rate_limit: Option<u64>,
     /// How long the job waits for what keeps areas, when nothing else is left to do.
@@ -74,7 +74,7 @@ impl<M: Mover> Running<M> {
     ) -> Running<M> {
         let bytes = |area: &Area| area.len() * items[area.item].page_bytes as u64;
         let bytes_total = areas.iter().map(bytes).sum();
-        let mut outcomes: Vec<Outcomes> = items.iter().map(Outcomes::new).collect();
+        let mut outcomes: Vec<PageOutcomes> = items.iter().map(PageOutcomes::new).collect();
         for area in &areas {
             let stopped = Some(Reason::Stopped);
             outcomes[area.item].set(&area.pages, PageOutcome::NotAttempted, stopped);
@@ -84,7 +84,9 @@ impl<M: Mover> Running<M> {
             outcomes,
             pressure: Pressure::default(),
             pace: settings.pace,
-            closing: settings.closing_pace.map(|pace| Closing::new(pace, items.len())),
+            contention: settings
+                .low_contention_pace
+                .map(|pace| ContentionPolicy::new(pace, items.len())),
             rate: settings.rate_limit.map(Rate::new),
             threads: ThreadCount::new(settings.threads),
             over: false,
@@ -188,10 +190,10 @@ impl<M: Mover> Running<M> {
         // process says so; going on would look like a hang.
         let bomb = AbortOnUnwind;
         let mut worker = self.mover.worker(number, self.books());
-        while let Some((area, few_wait)) = self.next(number) {
+        while let Some((area, low_contention)) = self.next(number) {
             let Some(area) = self.keep_rate(area) else { break };
             self.look_around();
-            let terms = self.terms(&area, few_wait);
+            let terms = self.terms(&area, low_contention);
             let outcome = self.mover.attempt(&mut worker, &area, &terms);
             if self.record(&area, outcome) {
                 // Mappings join again as neighbours are done; give them, or other threads, the
@@ -226,17 +228,18 @@ impl<M: Mover> Running<M> {
             if self.shared.stop().is_some() {
                 return None;
             }
-            let State { queue, pace, closing, .. } = &mut *state;
-            let mut closing_pages = None;
+            let State { queue, pace, contention, .. } = &mut *state;
+            let mut low_pages = None;
             let next = queue.next(|area| {
                 if let Some(pages) = self.mover.area_pages(area) {
                     return pages;
                 }
-                closing_pages = closing.as_ref().and_then(|closing| closing.area_pages(area.item));
-                closing_pages.unwrap_or_else(|| pace.area_pages())
+                low_pages =
+                    contention.as_ref().and_then(|contention| contention.area_pages(area.item));
+                low_pages.unwrap_or_else(|| pace.area_pages())
             });
             match next {
-                Next::Area(area) => return Some((area, closing_pages.is_some())),
+                Next::Area(area) => return Some((area, low_pages.is_some())),
                 Next::Wait => {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
@@ -326,17 +329,17 @@ impl<M: Mover> Running<M> {
     // What follows from an attempt
     // ---------------------------------------------------------------------------------------------
 
-    fn terms(&self, area: &Area, few_wait: bool) -> Terms<'_> {
+    fn terms(&self, area: &Area, low_contention: bool) -> Terms<'_> {
         let early = area.is_new() && area.len() <= self.settings.most_held_early;
         let mut state = lock(&self.state);
         let hold = self.settings.policy.holds(area) || early && state.pressure.holds_next();
-        Terms { hold, few_wait, freeze_at: state.pace.freeze_at(), books: self.books() }
+        Terms { hold, low_contention, freeze_at: state.pace.freeze_at(), books: self.books() }
     }
 
     /// Does what follows from an attempt. Returns whether a call was refused and is to be tried
     /// again.
-    fn record(&self, area: &Area, outcome: Outcome) -> bool {
-        let Outcome { runs, by, counters, seen, disturbed } = outcome;
+    fn record(&self, area: &Area, outcome: AreaOutcome) -> bool {
+        let AreaOutcome { runs, by, counters, seen, disturbed } = outcome;
         let in_run = |(run, verdict): &(Range<u64>, Verdict)| match verdict {
             Verdict::Moved => run.end - run.start,
             _ => 0,
@@ -384,12 +387,14 @@ impl<M: Mover> Running<M> {
 
     /// Draws conclusions for the next areas.
     fn learn(&self, state: &mut State, area: &Area, why: Why, seen: Seen, waiters: u64) {
-        let State { pace, closing, .. } = state;
-        match closing {
-            Some(closing) if why == Why::FewWait => closing.closed(area.item, seen, waiters),
-            Some(closing) if why == Why::ManyWait => {
+        let State { pace, contention, .. } = state;
+        match contention {
+            Some(contention) if why == Why::LowContention => {
+                contention.closed(area.item, seen, waiters)
+            }
+            Some(contention) if why == Why::Contended => {
                 pace.observe(seen);
-                closing.followed(area.item, area.len(), seen.written);
+                contention.followed(area.item, area.len(), seen.written);
             }
             _ => pace.observe(seen),
         }
@@ -421,7 +426,7 @@ impl<M: Mover> Running<M> {
     /// Notes the outcome of some pages, and queues them again if they are to be tried again.
     /// Returns whether that should wait a moment.
     fn follow_up(&self, state: &mut State, area: &Area, verdict: Verdict, by: By) -> bool {
-        let State { queue, outcomes, tally, closing, .. } = &mut *state;
+        let State { queue, outcomes, tally, contention, .. } = &mut *state;
         let mut note = |outcome, why| outcomes[area.item].set(&area.pages, outcome, why);
         match verdict {
             Verdict::Moved => {
@@ -441,8 +446,10 @@ impl<M: Mover> Running<M> {
             }
             Verdict::Refused(why) => {
                 if let Some(again) = self.settings.policy.after_refusal(area, why) {
-                    if let Some(closing) = closing.as_mut().filter(|_| by.why == Why::FewWait) {
-                        closing.give_way(area.item);
+                    if let Some(contention) =
+                        contention.as_mut().filter(|_| by.why == Why::LowContention)
+                    {
+                        contention.give_way(area.item);
                     }
                     note(PageOutcome::Busy, Some(why));
                     queue.push_last(again);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::area::{Area, By, Outcome, Reason, Verdict};
+use super::area::{Area, AreaOutcome, By, Reason, Verdict};
 use super::books::Books;
 use super::outcomes::Item;
 use super::pace::{Pace, Unit};
@@ -32,10 +32,10 @@ impl Mover for AtOnce {
 
     fn worker(&self, _number: usize, _books: Books<'_>) {}
 
-    fn attempt(&self, _worker: &mut (), area: &Area, _terms: &Terms<'_>) -> Outcome {
+    fn attempt(&self, _worker: &mut (), area: &Area, _terms: &Terms<'_>) -> AreaOutcome {
         let runs = vec![(area.pages.clone(), Verdict::Moved)];
         let by = By { engine: Engine::ALL[0].into(), why: Why::AsChosen };
-        Outcome { runs, by, counters: Counters::default(), seen: None, disturbed: None }
+        AreaOutcome { runs, by, counters: Counters::default(), seen: None, disturbed: None }
     }
 
     fn error(&self, _area: &Area, _why: Reason) -> Error {
@@ -54,8 +54,8 @@ fn one_page() -> Running<AtOnce> {
     let unit = Unit { pages: 1, base_pages: 1 };
     let settings = Settings {
         policy: RetryPolicy { reduction_factor: 2, max_disturbed: 3, max_refused: 4 },
-        pace: Pace::by_copies(1, 1, 1, unit, Duration::from_millis(1)),
-        closing_pace: None,
+        pace: Pace::budgeted(1, 1, 1, unit, Duration::from_millis(1)),
+        low_contention_pace: None,
         rate_limit: None,
         patience: Duration::ZERO,
         most_pieces: usize::MAX,

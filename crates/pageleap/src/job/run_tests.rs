@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::area::{Area, By, Outcome, Reason, Verdict};
+use super::area::{Area, AreaOutcome, By, Reason, Verdict};
 use super::books::Books;
 use super::handle::Stop;
 use super::outcomes::{Item, PageOutcome};
@@ -134,16 +134,16 @@ impl Mover for PageMover {
         })
     }
 
-    fn attempt(&self, _worker: &mut u64, area: &Area, terms: &Terms<'_>) -> Outcome {
+    fn attempt(&self, _worker: &mut u64, area: &Area, terms: &Terms<'_>) -> AreaOutcome {
         if area.is_new() {
             self.memory.sizes.lock().unwrap().push(area.len());
         }
         // Each area by an engine of its own.
         let engine = Engine::ALL[(area.pages.start / BUDGET_PAGES) as usize % Engine::ALL.len()];
-        let why = if terms.few_wait { Why::FewWait } else { self.why };
+        let why = if terms.low_contention { Why::LowContention } else { self.why };
         let by = By { engine: engine.into(), why };
         if let Some(page) = area.pages.clone().find(|page| self.is_page_kept(*page)) {
-            return Outcome::kept(by, page..page + 1, Reason::Guarded);
+            return AreaOutcome::kept(by, page..page + 1, Reason::Guarded);
         }
         let runs: Vec<_> =
             area.pages.clone().map(|page| (page..page + 1, self.move_page(page))).collect();
@@ -156,11 +156,11 @@ impl Mover for PageMover {
         terms.books.count(Call::QueryNodes, 1);
         counters.window_ns = window_ns;
         let touched = area.pages.end > self.memory.busy_from;
-        counters.waiters = u64::from(touched && terms.few_wait);
-        let written = if touched && !terms.few_wait { area.len() } else { 0 };
-        let left = if terms.few_wait { area.len() } else { 0 };
+        counters.waiters = u64::from(touched && terms.low_contention);
+        let written = if touched && !terms.low_contention { area.len() } else { 0 };
+        let left = if terms.low_contention { area.len() } else { 0 };
         let seen = Some(Seen { written, left, window_ns, copy_ns: window_ns });
-        Outcome { runs, by, counters, seen, disturbed: None }
+        AreaOutcome { runs, by, counters, seen, disturbed: None }
     }
 
     fn is_kept(&self, area: &Area) -> bool {
@@ -214,7 +214,7 @@ fn run_mover(
     mover: PageMover,
     threads: usize,
     patience: Duration,
-    closing_pace: Option<Pace>,
+    low_contention_pace: Option<Pace>,
 ) -> Report {
     let item = Item {
         source: Source::Region(RegionId(7)),
@@ -226,7 +226,7 @@ fn run_mover(
     let settings = Settings {
         policy: RetryPolicy { reduction_factor: 2, max_disturbed: 3, max_refused: 4 },
         pace: Pace::adaptive(64, 1, 128, 24, budget),
-        closing_pace,
+        low_contention_pace,
         rate_limit: None,
         patience,
         most_pieces: usize::MAX,
@@ -298,10 +298,10 @@ fn areas_are_closed_first_while_few_threads_come_to_wait() {
     memory.busy_from = PAGES / 2;
     let memory = Arc::new(memory);
     let attempts_left = AtomicU32::new(u32::MAX);
-    let why = Why::ManyWait;
+    let why = Why::Contended;
     let mover = PageMover { memory: memory.clone(), tables_only: false, attempts_left, why };
     let unit = Unit { pages: 1, base_pages: 1 };
-    let closing = Pace::by_copies(4, 1, 4, unit, Duration::from_nanos(14 * PAGE_NS));
+    let closing = Pace::budgeted(4, 1, 4, unit, Duration::from_nanos(14 * PAGE_NS));
     let report = run_mover(mover, 1, LONG, Some(closing));
     memory.shows_all(|_| true);
     let few: u64 = report

@@ -1,7 +1,7 @@
 //! What the workers of a job share.
 
-use super::contention::Closing;
-use super::outcomes::Outcomes;
+use super::contention::ContentionPolicy;
+use super::outcomes::PageOutcomes;
 use super::pace::Pace;
 use super::plan::Pressure;
 use super::queue::Queue;
@@ -14,10 +14,10 @@ use crate::sync::Instant;
 pub(crate) struct State {
     pub(super) queue: Queue,
     /// By item.
-    pub(super) outcomes: Vec<Outcomes>,
+    pub(super) outcomes: Vec<PageOutcomes>,
     pub(super) pressure: Pressure,
     pub(super) pace: Pace,
-    pub(super) closing: Option<Closing>,
+    pub(super) contention: Option<ContentionPolicy>,
     pub(super) rate: Option<Rate>,
     pub(super) threads: ThreadCount,
     /// Nothing is left to do, or the job is to stop.

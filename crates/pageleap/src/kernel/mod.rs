@@ -383,7 +383,7 @@ impl<'a> KernelMigration<'a> {
             policy: RetryPolicy { reduction_factor: 1, max_disturbed: u32::MAX, max_refused: 1 },
             most_held_early: 0,
             pace: Pace::fixed(AREA_PAGES, self.max_call),
-            closing_pace: None,
+            low_contention_pace: None,
             rate_limit: self.rate_limit,
             patience: Duration::ZERO,
             most_pieces: usize::MAX,

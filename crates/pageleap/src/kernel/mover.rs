@@ -17,7 +17,7 @@ use super::target::Process;
 use crate::engine::choice::Why;
 use crate::engine::effort::Counters;
 use crate::error::Error;
-use crate::job::area::{self, Area, By, Outcome, Reason, Runs, Verdict};
+use crate::job::area::{self, Area, AreaOutcome, By, Reason, Runs, Verdict};
 use crate::job::books::Books;
 use crate::job::report::{Warning, WarningKind};
 use crate::job::{Mover, Terms};
@@ -110,9 +110,9 @@ impl Found {
         }
     }
 
-    fn outcome(self) -> Outcome {
+    fn outcome(self) -> AreaOutcome {
         let runs = area::joined(self.verdicts);
-        Outcome { runs, by: BY, counters: self.counters, seen: None, disturbed: None }
+        AreaOutcome { runs, by: BY, counters: self.counters, seen: None, disturbed: None }
     }
 }
 
@@ -538,7 +538,7 @@ impl Mover for KernelMover {
         }
     }
 
-    fn attempt(&self, worker: &mut Worker, area: &Area, _terms: &Terms<'_>) -> Outcome {
+    fn attempt(&self, worker: &mut Worker, area: &Area, _terms: &Terms<'_>) -> AreaOutcome {
         let process = &self.processes[self.legs[area.leg].process];
         let mut found = Found::default();
         worker.pause_before(area);

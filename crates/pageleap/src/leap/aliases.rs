@@ -24,9 +24,9 @@
 use super::page_tables::is_congruent;
 use super::site::Place;
 use crate::backend::{Backend, Call, Errno, Prot};
-use crate::engine::commit::Step;
+use crate::engine::commit::AttemptResult;
 use crate::engine::effort::NewAlias;
-use crate::engine::{Ended, Entries, OldAlias, Work};
+use crate::engine::{AttemptEnd, Entries, OldAlias, Work};
 use crate::observe::Attributes;
 use crate::units::NodeId;
 
@@ -55,7 +55,7 @@ pub(super) fn settle(
     place: &Place<'_>,
     work: &Work,
     lent: &Attributes,
-    ended: &Ended,
+    ended: &AttemptEnd,
     preferred: Option<NodeId>,
     backend: &dyn Backend,
 ) -> bool {
@@ -68,12 +68,12 @@ pub(super) fn settle(
 fn settle_new(
     place: &Place<'_>,
     work: &Work,
-    ended: &Ended,
+    ended: &AttemptEnd,
     preferred: Option<NodeId>,
     backend: &dyn Backend,
 ) -> bool {
     let Place { leg, new, .. } = *place;
-    let has_moved = ended.step == Step::Migrated;
+    let has_moved = ended.step == AttemptResult::Migrated;
     match ended.after.new_alias {
         NewAlias::Untouched => {}
         NewAlias::Exchanged => {

@@ -374,7 +374,10 @@ impl<'a> Migration<'a> {
             policy: self.retry_policy(),
             most_held_early: engine.most_held_early(),
             pace: self.pace(engine, page, &legs),
-            closing_pace: chosen.while_few_wait.as_ref().map(|_| self.closing_pace(page, &legs)),
+            low_contention_pace: chosen
+                .at_low_contention
+                .as_ref()
+                .map(|_| self.low_contention_pace(page, &legs)),
             rate_limit: self.rate_limit,
             patience: self.pin_patience,
             most_pieces: headroom.most_pieces,
@@ -444,12 +447,12 @@ impl<'a> Migration<'a> {
                 let most = pages(self.most_area_bytes(first));
                 Pace::adaptive(pages(first), pages(first), most, most_written, self.wait_budget)
             }
-            Areas::Budgeted => self.closing_pace(page, legs),
+            Areas::Budgeted => self.low_contention_pace(page, legs),
         }
     }
 
     /// The sizes of areas that are closed before they are copied.
-    fn closing_pace(&self, page: PageSize, legs: &[Leg]) -> Pace {
+    fn low_contention_pace(&self, page: PageSize, legs: &[Leg]) -> Pace {
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
         // Threads wait for the whole copy: what the user has set is the most.
         let usual = DEFAULT_AREA_BYTES.max(page.bytes());
@@ -461,7 +464,7 @@ impl<'a> Migration<'a> {
         let least = if tables_move { first } else { first.min(LEAST_AREA_BYTES) };
         let base_pages = (page.bytes() / BASE_PAGE) as u64;
         let unit = Unit { pages: pages(DEFAULT_AREA_BYTES), base_pages };
-        Pace::by_copies(pages(first), pages(least), pages(most), unit, self.wait_budget)
+        Pace::budgeted(pages(first), pages(least), pages(most), unit, self.wait_budget)
     }
 
     /// The most bytes of an area while no size is set.

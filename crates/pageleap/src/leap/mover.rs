@@ -38,13 +38,15 @@ use super::trackers::{Traced, Trackers};
 use super::under_way::{Descriptors, withdrawn};
 use crate::backend::{Backend, Call, CopyMethod, Errno};
 use crate::engine::choice::{AreaEngine, Why};
-use crate::engine::commit::Step;
+use crate::engine::commit::AttemptResult;
 use crate::engine::crew::Team;
 use crate::engine::effort::Counters;
 use crate::engine::slot::{Slot, Span};
-use crate::engine::{self, Ended, Engine, Entries, Following, OldAlias, Work, followed_page_bytes};
+use crate::engine::{
+    self, AttemptEnd, Engine, Entries, Following, OldAlias, Work, followed_page_bytes,
+};
 use crate::error::Error;
-use crate::job::area::{Area, Outcome, Reason, Verdict};
+use crate::job::area::{Area, AreaOutcome, Reason, Verdict};
 use crate::job::books::Books;
 use crate::job::handle::Stop;
 use crate::job::pace::Seen;
@@ -197,7 +199,7 @@ impl FrameMover {
             locked: attributes.locked,
             // The alias has the attributes with which the job began.
             may_exchange: leg.exchange && !exchange_unsupported && *attributes == leg.attributes,
-            hold: terms.hold || by.why == Why::FewWait,
+            hold: terms.hold || by.why == Why::LowContention,
             maybe_split: page == PageSize::Thp && area.refused + area.changed > 0,
             method: self.method_of(area.leg),
             following: tracker.map(|tracker| Following {
@@ -241,12 +243,12 @@ impl FrameMover {
         slot: &'static Slot,
         (place, work): (&Place<'_>, &Work),
         attributes: &Attributes,
-        ended: &mut Ended,
+        ended: &mut AttemptEnd,
         books: Books<'_>,
     ) {
         let (after, backend) = (ended.after, self.backend());
         let restored = match ended.step {
-            Step::Migrated => {
+            AttemptResult::Migrated => {
                 restore_attributes(backend, attributes, &work.span, after.is_exchanged())
             }
             _ if after.split => {
@@ -261,14 +263,14 @@ impl FrameMover {
 
     /// What follows from an attempt for the pages of its area. `usable`: there can be a next
     /// attempt.
-    fn verdict(&self, ended: &Ended, work: &Work, present: &Present, usable: bool) -> Verdict {
+    fn verdict(&self, ended: &AttemptEnd, work: &Work, present: &Present, usable: bool) -> Verdict {
         let refused = match ended.step {
-            Step::Migrated => return Verdict::Moved,
-            Step::Dirty => return Verdict::Disturbed,
-            Step::Refused(call, Errno(libc::EDEADLK)) => {
+            AttemptResult::Migrated => return Verdict::Moved,
+            AttemptResult::Dirty => return Verdict::Disturbed,
+            AttemptResult::Refused(call, Errno(libc::EDEADLK)) => {
                 Verdict::Refused(self.signals.why_not(call))
             }
-            Step::Refused(call, errno) => {
+            AttemptResult::Refused(call, errno) => {
                 let split = ended.after.split;
                 self.looks.after_refusal(self.backend(), work, present, split, (call, errno))
             }
@@ -349,7 +351,7 @@ impl Mover for FrameMover {
         }
     }
 
-    fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
+    fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> AreaOutcome {
         let by = AreaEngine { engine: self.trackers.engine(), why: Why::AsChosen };
         let area = &self.trackers.look_for_tracer(&mut worker.traced, area);
         let region = self.site.region(area.item);
@@ -363,12 +365,12 @@ impl Mover for FrameMover {
         };
         let _moving = match region.pins.start_moving(&area.pages) {
             Ok(moving) => moving,
-            Err(kept) => return Outcome::kept(by, kept, Reason::Guarded),
+            Err(kept) => return AreaOutcome::kept(by, kept, Reason::Guarded),
         };
         // After the guards, for the same reason.
         let present = match self.looks.present(&self.site, &mut worker.known, area) {
             Ok(present) => present,
-            Err((pages, why)) => return Outcome::not_made(by, pages, Verdict::Changed(why)),
+            Err((pages, why)) => return AreaOutcome::not_made(by, pages, Verdict::Changed(why)),
         };
         // Those behind them are tried next.
         let area = &area.with_pages(present.pages.clone());
@@ -377,12 +379,12 @@ impl Mover for FrameMover {
         worker.tables.prefer(wanted, self.backend(), warned, terms.books);
         let (by, mut work) = match self.plan(&worker.traced, &place, area, &present, terms) {
             Ok(planned) => planned,
-            Err((by, why)) => return Outcome::given_up(by, area, why),
+            Err((by, why)) => return AreaOutcome::given_up(by, area, why),
         };
         let closes_for_copy = work.hold || by.engine == Engine::StopCopy;
         work.haste = worker.precedence.in_windows(closes_for_copy);
         if !self.descriptors.are_whole(place.leg, &work, self.backend()) {
-            return Outcome::given_up(by, area, Reason::DescriptorLost);
+            return AreaOutcome::given_up(by, area, Reason::DescriptorLost);
         }
         let prepared = self.prepare(&place, &work, by, worker.tables);
         let congruent = is_congruent(work.new.alias, work.span.addr);
@@ -395,7 +397,7 @@ impl Mover for FrameMover {
             // these pages; the frames are the job's until a page maps them; the backend lives as
             // long as the job; the tracker is served while workers work.
             Ok(()) => unsafe { engine::attempt(by.engine, &self.site.tools(worker.slot), &work) },
-            Err((call, errno)) => Ended::refused(by.engine, &work, call, errno),
+            Err((call, errno)) => AttemptEnd::refused(by.engine, &work, call, errno),
         };
         ended.after.split |= work.maybe_split;
         // A writer may have had an area closed for its copy that was not to be.
@@ -466,21 +468,27 @@ impl Mover for FrameMover {
 }
 
 /// What an attempt tells the job.
-fn outcome(area: &Area, verdict: Verdict, by: AreaEngine, work: &Work, ended: Ended) -> Outcome {
-    let Ended { mut counters, telling, disturbed, .. } = ended;
+fn outcome(
+    area: &Area,
+    verdict: Verdict,
+    by: AreaEngine,
+    work: &Work,
+    ended: AttemptEnd,
+) -> AreaOutcome {
+    let AttemptEnd { mut counters, telling, disturbed, .. } = ended;
     let has_moved = verdict == Verdict::Moved;
     let telling = match by.why {
         // Its copy is what the pace is about.
-        Why::FewWait => has_moved,
+        Why::LowContention => has_moved,
         // Nobody knows how many of those who waited would have written.
-        Why::ManyWait => telling && !work.hold,
+        Why::Contended => telling && !work.hold,
         _ => telling,
     };
     // Writers were held back by choice, and not because they were too fast.
-    counters.held &= by.why != Why::FewWait;
+    counters.held &= by.why != Why::LowContention;
     let seen = telling.then(|| seen(&counters, work.page));
     let runs = vec![(area.pages.clone(), verdict)];
-    Outcome { runs, by: by.into(), counters, seen, disturbed }
+    AreaOutcome { runs, by: by.into(), counters, seen, disturbed }
 }
 
 /// What an attempt tells of the next areas.

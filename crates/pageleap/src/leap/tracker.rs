@@ -28,14 +28,14 @@ struct Inner {
 
 /// A thread that reads messages.
 struct Reader {
-    ended: Arc<Ended>,
+    ended: Arc<ReaderEnd>,
     /// The part of its CPU time that is in the books of a job.
     booked_ns: u64,
 }
 
 /// The end of a reader, with the CPU time that it has used.
 #[derive(Default)]
-struct Ended {
+struct ReaderEnd {
     cpu_ns: Mutex<Option<Option<u64>>>,
     changed: Condvar,
     clock: OnceLock<libc::clockid_t>,
@@ -85,8 +85,8 @@ impl OpenTracker {
         Ok(())
     }
 
-    fn start_reader(&self, slots: u64) -> Result<Arc<Ended>, Errno> {
-        let (ready, ended) = (Arc::new(Barrier::new(2)), Arc::new(Ended::default()));
+    fn start_reader(&self, slots: u64) -> Result<Arc<ReaderEnd>, Errno> {
+        let (ready, ended) = (Arc::new(Barrier::new(2)), Arc::new(ReaderEnd::default()));
         let (backend, tracker) = (self.0.backend.clone(), self.0.tracker);
         let (begun, over) = (ready.clone(), ended.clone());
         let serves = move || {

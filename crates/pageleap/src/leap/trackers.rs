@@ -80,8 +80,8 @@ impl Trackers {
     }
 
     /// The engine for areas for which few threads come to wait, if it is another one.
-    fn engine_while_few_wait(&self) -> Option<Engine> {
-        self.chosen.while_few_wait.as_ref().map(|(engine, _)| *engine)
+    fn engine_at_low_contention(&self) -> Option<Engine> {
+        self.chosen.at_low_contention.as_ref().map(|(engine, _)| *engine)
     }
 
     /// Runs `work`, in which areas are moved, and then ends all trackers. Where the messages of the
@@ -139,8 +139,8 @@ impl Trackers {
             writable,
             page: self.page,
             hold: terms.hold,
-            while_few_wait: self.engine_while_few_wait(),
-            few_wait: terms.few_wait,
+            at_low_contention: self.engine_at_low_contention(),
+            low_contention: terms.low_contention,
         };
         let (by, tracker) = self.unless_traced(situation, books);
         match traced.by.filter(|_| by.engine.readers_wait()) {
@@ -176,7 +176,8 @@ impl Trackers {
     /// Looks who traces the calling worker, and returns the part of the area that one attempt may
     /// take then. Called between areas only: in a window it would be too late.
     pub(super) fn look_for_tracer(&self, traced: &mut Traced, area: &Area) -> Area {
-        let mut engines = [Some(self.engine()), self.engine_while_few_wait()].into_iter().flatten();
+        let mut engines =
+            [Some(self.engine()), self.engine_at_low_contention()].into_iter().flatten();
         if !engines.any(Engine::readers_wait) {
             return area.clone();
         }
@@ -240,7 +241,7 @@ impl Trackers {
 
     /// The tracker of an engine of the job.
     fn of(&self, engine: Engine, books: Books<'_>) -> Option<Tracker> {
-        match &self.chosen.while_few_wait {
+        match &self.chosen.at_low_contention {
             Some((other, open)) if *other == engine => open.as_ref().map(OpenTracker::tracker),
             _ if engine == self.engine() && self.has_own() => self.serve(books),
             _ => None,

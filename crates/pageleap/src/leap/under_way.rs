@@ -10,20 +10,20 @@ use crate::engine::Work;
 use crate::engine::choice::AreaEngine;
 use crate::engine::effort::Counters;
 use crate::error::Error;
-use crate::job::area::{Outcome, Reason, Verdict};
+use crate::job::area::{AreaOutcome, Reason, Verdict};
 use crate::pool::Share;
 use crate::region::Gone;
 
 /// The outcome where calls have withdrawn pages of an area, or wait for them. The others have not
 /// been tried.
-pub(super) fn withdrawn(by: AreaEngine, gone: Gone) -> Outcome {
+pub(super) fn withdrawn(by: AreaEngine, gone: Gone) -> AreaOutcome {
     let left = |pages| (pages, Verdict::Left(Some(Reason::Discarded)));
     let kept = |pages| (pages, Verdict::Kept(Reason::Discarded));
     let Gone { withdrawn, waited_for } = gone;
     let mut runs: Vec<_> = withdrawn.into_iter().map(left).collect();
     runs.extend(waited_for.into_iter().map(kept));
     runs.sort_by_key(|(pages, _): &(Range<u64>, _)| pages.start);
-    Outcome { runs, by: by.into(), counters: Counters::default(), seen: None, disturbed: None }
+    AreaOutcome { runs, by: by.into(), counters: Counters::default(), seen: None, disturbed: None }
 }
 
 /// The descriptors that a job uses, as far as other code has closed them.

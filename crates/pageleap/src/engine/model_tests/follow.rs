@@ -8,14 +8,15 @@ use std::sync::Arc;
 use crate::backend::{
     Backend, CopyMethod, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker,
 };
-use crate::engine::commit::Step;
+use crate::engine::commit::AttemptResult;
 #[cfg(not(loom))]
 use crate::engine::effort::Counters;
 use crate::engine::effort::NewAlias;
 use crate::engine::processor::Processor;
 use crate::engine::slot::{SlotTable, Span};
 use crate::engine::{
-    Ended, Engine, Entries, Following, Frames, Messages, OldAlias, Tools, Work, attempt, choice,
+    AttemptEnd, Engine, Entries, Following, Frames, Messages, OldAlias, Tools, Work, attempt,
+    choice,
 };
 use crate::units::{BASE_PAGE, PageSize};
 #[cfg(loom)]
@@ -58,8 +59,8 @@ impl By {
             writable: true,
             page: PageSize::Base,
             hold: true,
-            while_few_wait: None,
-            few_wait: false,
+            at_low_contention: None,
+            low_contention: false,
         };
         choice::for_area(&situation).why == choice::Why::HELD
     }
@@ -110,7 +111,7 @@ impl Fixture {
         to: (MemoryFile, usize),
         freeze_at: u64,
         max_rounds: u32,
-    ) -> Ended {
+    ) -> AttemptEnd {
         let frames = |(file, alias)| Frames { alias, file, offset: 0 };
         let work = Work {
             span: Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE },
@@ -132,7 +133,7 @@ impl Fixture {
         unsafe { attempt(self.by.engine, &tools, &work) }
     }
 
-    fn attempt(&self, backend: &dyn Backend, freeze_at: u64, max_rounds: u32) -> Ended {
+    fn attempt(&self, backend: &dyn Backend, freeze_at: u64, max_rounds: u32) -> AttemptEnd {
         let (from, to) = ((self.files[0], self.park), (self.files[1], self.alias));
         self.attempt_to(backend, from, to, freeze_at, max_rounds)
     }
@@ -158,16 +159,16 @@ impl Fixture {
     }
 
     /// Repeats attempts until the area has moved, as a job does.
-    fn migrate(self: &Arc<Self>, backend: Arc<dyn Backend>) -> Vec<Step> {
+    fn migrate(self: &Arc<Self>, backend: Arc<dyn Backend>) -> Vec<AttemptResult> {
         self.served(backend.clone(), || self.migrate_served(&*backend))
     }
 
-    fn migrate_served(&self, backend: &dyn Backend) -> Vec<Step> {
+    fn migrate_served(&self, backend: &dyn Backend) -> Vec<AttemptResult> {
         let mut steps = Vec::new();
         loop {
-            let Ended { step, after, old_alias, .. } = self.attempt(backend, 0, 1);
+            let AttemptEnd { step, after, old_alias, .. } = self.attempt(backend, 0, 1);
             steps.push(step);
-            if step == Step::Migrated {
+            if step == AttemptResult::Migrated {
                 return steps;
             }
             assert!(self.is_open(), "after {steps:?} nobody may have to wait");
@@ -232,7 +233,7 @@ mod loom_tests {
                     f.processor().store(f.page(1), 3);
                 })
             };
-            assert_eq!(f.migrate(f.model.clone()), [Step::Migrated]);
+            assert_eq!(f.migrate(f.model.clone()), [AttemptResult::Migrated]);
             writer.join().unwrap();
             assert_eq!(
                 (f.model.load(f.page(0)), f.model.load(f.page(1))),
@@ -251,7 +252,7 @@ mod loom_tests {
                 let f = f.clone();
                 thread::spawn(move || f.processor().store(f.page(page), value))
             });
-            assert_eq!(f.migrate(f.model.clone()), [Step::Migrated]);
+            assert_eq!(f.migrate(f.model.clone()), [AttemptResult::Migrated]);
             writers.into_iter().for_each(|writer| writer.join().unwrap());
             assert_eq!(
                 (f.model.load(f.page(0)), f.model.load(f.page(1))),
@@ -280,7 +281,7 @@ mod loom_tests {
                     f.model.forget(f.park + BASE_PAGE);
                 })
             };
-            assert_eq!(f.migrate(f.model.clone()), [Step::Migrated]);
+            assert_eq!(f.migrate(f.model.clone()), [AttemptResult::Migrated]);
             writer.join().unwrap();
             assert_eq!(f.model.load(f.page(1)), Ok(7), "LOST a write");
             assert!(f.is_migrated() && f.is_open());
@@ -348,8 +349,8 @@ mod plain_tests {
         for by in By::each() {
             let f = Fixture::new(by);
             f.model.store(f.page(1) + 8, 42).unwrap();
-            let Ended { step, counters, after, old_alias, .. } = f.attempt(&*f.model, 0, 1);
-            assert_eq!(step, Step::Migrated);
+            let AttemptEnd { step, counters, after, old_alias, .. } = f.attempt(&*f.model, 0, 1);
+            assert_eq!(step, AttemptResult::Migrated);
             let Counters { copied, counts, written, held, .. } = counters;
             let huge = by.page.is_hugetlb();
             assert_eq!((copied, after.is_exchanged(), counts.repairs), (LEN as u64, !huge, 0));
@@ -427,7 +428,7 @@ mod plain_tests {
                 let (mut here, mut there) = ((f.files[0], f.park), (f.files[1], f.alias));
                 for _ in 0..moves {
                     let ended = f.attempt_to(&*f.model, here, there, 0, 2);
-                    assert_eq!(ended.step, Step::Migrated);
+                    assert_eq!(ended.step, AttemptResult::Migrated);
                     // What a job does when it recycles the frames.
                     // SAFETY: the alias of frames that nobody uses.
                     unsafe {

@@ -8,10 +8,10 @@
 use std::sync::Arc;
 
 use crate::backend::{Backend, CopyMethod, Errno, FailAt, FailMode, Mapping, Model, Prot};
-use crate::engine::commit::Step;
+use crate::engine::commit::AttemptResult;
 use crate::engine::processor::Processor;
 use crate::engine::slot::{Slot, SlotTable, Span};
-use crate::engine::{Ended, Engine, Frames, Tools, Work, attempt};
+use crate::engine::{AttemptEnd, Engine, Frames, Tools, Work, attempt};
 use crate::units::{BASE_PAGE, PageSize};
 
 const PAGES: usize = 2;
@@ -78,20 +78,20 @@ impl Fixture {
         }
     }
 
-    fn attempt_work(&self, backend: &dyn Backend, work: &Work) -> Ended {
+    fn attempt_work(&self, backend: &dyn Backend, work: &Work) -> AttemptEnd {
         let tools = Tools { slot: self.slot(), epoch: &self.table.epoch, backend };
         // SAFETY: the fixture's span and frames are used by this migrator only.
         unsafe { attempt(Engine::Mprotect, &tools, work) }
     }
 
-    fn attempt(&self, backend: &dyn Backend, hold: bool) -> (Step, Ended) {
+    fn attempt(&self, backend: &dyn Backend, hold: bool) -> (AttemptResult, AttemptEnd) {
         let ended = self.attempt_work(backend, &self.work(hold));
         (ended.step, ended)
     }
 
     /// One attempt on one page.
     #[cfg(loom)]
-    fn attempt_page(&self, page: usize, hold: bool) -> Step {
+    fn attempt_page(&self, page: usize, hold: bool) -> AttemptResult {
         let offset = page * BASE_PAGE;
         let mut work = self.work(hold);
         work.span = Span { addr: self.view + offset, len: BASE_PAGE, ..work.span };
@@ -104,9 +104,9 @@ impl Fixture {
 
     /// Repeats attempts until the area has moved, as a job does: the first is tracked, the others
     /// are held.
-    fn migrate(&self, backend: &dyn Backend) -> Vec<Step> {
+    fn migrate(&self, backend: &dyn Backend) -> Vec<AttemptResult> {
         let mut steps = vec![self.attempt(backend, false).0];
-        while *steps.last().unwrap() != Step::Migrated {
+        while *steps.last().unwrap() != AttemptResult::Migrated {
             assert!(self.is_accessible(), "after {steps:?} the area must be as its user set it");
             steps.push(self.attempt(backend, true).0);
         }
@@ -210,7 +210,7 @@ mod loom_tests {
                 thread::spawn(move || f.store(addr, 7))
             };
             let mut steps = 0;
-            while f.attempt(&*f.model, steps >= 2).0 != Step::Migrated {
+            while f.attempt(&*f.model, steps >= 2).0 != AttemptResult::Migrated {
                 assert!(f.is_accessible(), "after a disturbed attempt the area must be writable");
                 steps += 1;
             }
@@ -237,7 +237,7 @@ mod loom_tests {
             };
             for page in 0..PAGES {
                 let mut hold = false;
-                while f.attempt_page(page, hold) != Step::Migrated {
+                while f.attempt_page(page, hold) != AttemptResult::Migrated {
                     hold = true;
                 }
             }
@@ -314,7 +314,7 @@ mod plain_tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::engine::slot::Verdict;
+    use crate::engine::slot::FaultVerdict;
 
     #[test]
     fn an_undisturbed_attempt_moves_contents_and_access() {
@@ -322,7 +322,7 @@ mod plain_tests {
             let f = Fixture::new(exchange);
             f.model.store(f.view + 8, 42).unwrap();
             let (step, ended) = f.attempt(&*f.model, false);
-            assert_eq!(step, Step::Migrated);
+            assert_eq!(step, AttemptResult::Migrated);
             assert_eq!(
                 (ended.counters.copied, ended.after.is_exchanged(), ended.counters.counts.repairs),
                 (LEN as u64, exchange, 0)
@@ -338,7 +338,7 @@ mod plain_tests {
         let failing = FailAt::new(f.model.clone(), 3, FailMode::Before, Errno(libc::EINVAL));
         failing.arm();
         let (step, ended) = f.attempt(&failing, false);
-        assert_eq!(step, Step::Migrated);
+        assert_eq!(step, AttemptResult::Migrated);
         assert!(ended.after.exchange_unsupported && !ended.after.is_exchanged() && f.is_migrated());
     }
 
@@ -375,10 +375,10 @@ mod plain_tests {
         let f = Fixture::new(true);
         assert_eq!(
             f.table.resolve(f.view, &|| true, &mut |_| {}),
-            Verdict::Retry,
+            FaultVerdict::Retry,
             "left over from an attempt"
         );
-        assert_eq!(f.table.resolve(f.view, &|| false, &mut |_| {}), Verdict::Foreign);
+        assert_eq!(f.table.resolve(f.view, &|| false, &mut |_| {}), FaultVerdict::Foreign);
     }
 
     #[test]
@@ -406,7 +406,7 @@ mod plain_tests {
         work.span.prot = Prot::READ;
         let counting = FailAt::never(f.model.clone());
         counting.arm();
-        assert_eq!(f.attempt_work(&counting, &work).step, Step::Migrated);
+        assert_eq!(f.attempt_work(&counting, &work).step, AttemptResult::Migrated);
         assert!(f.is_migrated());
         assert_eq!(f.model.attributes_at(f.view).unwrap().0, Prot::READ);
         assert_eq!(counting.seen(), 3, "one protection change of the alias and two exchanges");
@@ -441,7 +441,7 @@ mod plain_tests {
             work.new = Frames { file: other.file, ..f.new };
             // SAFETY: the alias is the fixture's.
             unsafe { f.model.map(&Mapping { addr: f.new.alias, ..other }) }.unwrap();
-            assert_eq!(f.attempt_work(&*f.model, &work).step, Step::Migrated);
+            assert_eq!(f.attempt_work(&*f.model, &work).step, AttemptResult::Migrated);
             let restored = Mapping { addr: f.new.alias, file: f.new.file, ..other };
             // SAFETY: as above.
             unsafe { f.model.map(&restored) }.unwrap();
