@@ -197,15 +197,18 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
     }
     allow_descriptors(plans.len());
     if args.dry_run {
-        let warnings = migration.check()?.into_iter().map(|warning| warning.text).collect();
-        printed(output::write(&plan::show(&plans, &to, from.as_deref(), warnings, args)?))?;
+        let warnings = migration.check()?.into_iter().map(|warning| warning.text);
+        let warnings: Vec<String> = warnings.collect();
+        let show = |json| plan::show(&plans, &to, from.as_deref(), &warnings, args.shared, json);
+        printed(output::write(&show(args.json)?))?;
         return all_read(&left_out);
     }
     interrupt::install();
     let shares = plan::shares(&to);
     let most = plans.iter().map(|plan| plan.most_bytes(&shares, from.as_deref())).sum();
     let report = follow(migration.start()?, most);
-    let written = output::write(&summary::show(&report, &plans, &to, args)?);
+    let show = |json, columns| summary::show(&report, &plans, &to, json, columns);
+    let written = output::write(&show(args.json, output::terminal_columns())?);
     conclude(&report, args)?;
     printed(written)?;
     all_read(&left_out)

@@ -143,22 +143,24 @@ struct JsonProcess<'a> {
     kinds: BTreeMap<&'static str, Amounts>,
 }
 
-/// The text of `--dry-run`.
+/// The plan of `--dry-run`, as text or JSON.
 pub(super) fn show(
     plans: &[Plan<'_>],
     to: &Placement,
     from: Option<&[NodeId]>,
-    mut warnings: Vec<String>,
-    args: &MoveArgs,
+    warnings: &[String],
+    shared: bool,
+    json: bool,
 ) -> anyhow::Result<String> {
-    warnings.extend(plans.iter().flat_map(Plan::warnings));
+    let of_plans = plans.iter().flat_map(Plan::warnings);
+    let warnings: Vec<String> = warnings.iter().cloned().chain(of_plans).collect();
     let shares = shares(to);
     let of = |plan: &Plan<'_>| {
         let kinds = plan.amounts(&shares, from);
         (plan.memory.pid, plan.memory.name.clone(), kinds)
     };
     let all: Vec<(u32, String, BTreeMap<MappingKind, Amounts>)> = plans.iter().map(of).collect();
-    if args.json {
+    if json {
         let processes = all
             .iter()
             .map(|(pid, name, kinds)| JsonProcess {
@@ -192,7 +194,7 @@ pub(super) fn show(
     if shares.len() > 1 {
         out += "\nWhich page goes to which node is not looked at: \"to move\" is an estimate.\n";
     }
-    if !args.shared {
+    if !shared {
         out +=
             "\nPages that are mapped more than once stay (column shared); --shared moves them.\n";
     }

@@ -7,7 +7,6 @@ use pageleap::{BASE_PAGE, Ended, PageOutcome, PageRun, Placement, Reason, Report
 use pageleap_measure::figures::{grouped, human_ns};
 use serde::Serialize;
 
-use super::MoveArgs;
 use super::plan::{self, Plan, human};
 use crate::output;
 
@@ -111,20 +110,21 @@ struct JsonRun {
     reason: Option<String>,
 }
 
-/// The summary as text or JSON.
+/// The summary as JSON, or as text for so many columns.
 pub(super) fn show(
     report: &Report,
     plans: &[Plan<'_>],
     to: &Placement,
-    args: &MoveArgs,
+    is_json: bool,
+    columns: Option<usize>,
 ) -> anyhow::Result<String> {
-    if args.json {
+    if is_json {
         let summary = json(report, plans, to);
         return Ok(
             serde_json::to_string(&summary).context("the summary could not be written")? + "\n"
         );
     }
-    Ok(text(report, plans))
+    Ok(text(report, plans, columns))
 }
 
 /// Bytes per second of the whole move.
@@ -146,7 +146,7 @@ fn first_line(ended: &Ended, moved: u64, took_ns: u64) -> String {
     }
 }
 
-fn text(report: &Report, plans: &[Plan<'_>]) -> String {
+fn text(report: &Report, plans: &[Plan<'_>], columns: Option<usize>) -> String {
     let mut out = String::new();
     let moved = report.pages.migrated * BASE_PAGE as u64;
     out += &first_line(&report.ended, moved, report.migrate_ns);
@@ -164,7 +164,6 @@ fn text(report: &Report, plans: &[Plan<'_>]) -> String {
             (None, _) => String::new(),
         });
     }
-    let columns = output::terminal_columns();
     for (row, why) in output::aligned(&rows, "  ", |column, _| column == 0).lines().zip(whys) {
         out += &output::hanging(&format!("{row}  "), &why, columns);
     }
