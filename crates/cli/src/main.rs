@@ -9,6 +9,7 @@ mod bytes;
 mod demo;
 mod doctor;
 mod engine;
+mod export;
 mod generate;
 mod huge_pages;
 mod interrupt;
@@ -67,7 +68,10 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Bench(args) => bench::run(&args),
         Command::Demo(args) => demo::run(&args),
-        Command::Doctor(args) => return doctor::run(&args),
+        Command::Doctor(args) => match doctor::run(&args) {
+            Ok(code) => return code,
+            Err(stop) => Err(stop),
+        },
         Command::Generate(args) => generate::run(&args, Cli::command()),
         Command::KeepHugePages(args) => huge_pages::keep(&args),
         Command::Move(args) => migrate::run(&args),

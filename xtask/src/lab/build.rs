@@ -327,8 +327,11 @@ mod tests {
             ),
             (
                 "crates/cli/tests",
-                [&COMMAND_TEST_BINARIES[..], &["bench", "huge_pages", "status", "topology"]]
-                    .concat(),
+                [
+                    &COMMAND_TEST_BINARIES[..],
+                    &["bench", "export", "huge_pages", "status", "topology"],
+                ]
+                .concat(),
             ),
         ] {
             for entry in std::fs::read_dir(root.join(folder)).unwrap() {

@@ -11,6 +11,7 @@ use pageleap_measure::load::{Pattern, Rate, Rows, Work, Writing};
 
 use crate::bytes;
 use crate::engine::Asked;
+use crate::export::Exports;
 use crate::times::wait_budget;
 
 /// Measure what a leap costs on this machine.
@@ -56,7 +57,7 @@ pub enum BenchCommand {
 ///
 /// Exit code: 0 measured, and every write is present; 1 a write was lost, or a failure; 2 a request
 /// that this machine or this program cannot take; 130 interrupted by Ctrl-C (rows that are complete
-/// are printed).
+/// are printed and exported).
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct EnginesArgs {
@@ -179,6 +180,9 @@ pub struct EnginesArgs {
     /// figures of each run
     #[arg(long)]
     pub json: bool,
+
+    #[command(flatten)]
+    pub exports: Exports,
 }
 
 const EXAMPLES: &str = "\
@@ -192,7 +196,9 @@ Examples:
   pageleap bench engines --load small,scattered --engine auto --runs 40
       jobs of one page to 16 MB, and of many pages that do not touch each other
   pageleap bench engines --all --json > engines.json
-      everything, with the figures of each run";
+      everything, with the figures of each run
+  pageleap bench engines --export-json engines.json --export-text engines.txt
+      the default, shown and kept in two files";
 
 /// What leaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

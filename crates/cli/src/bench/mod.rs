@@ -28,7 +28,7 @@ use rows::{Bench, Case, Group, Setting};
 use crate::machine;
 use crate::progress::Steps;
 use crate::stop::{Refusal, Stop};
-use crate::{interrupt, output};
+use crate::{export, interrupt};
 
 /// Runs what was asked for.
 pub fn run(args: &BenchArgs) -> Result<(), Stop> {
@@ -37,8 +37,9 @@ pub fn run(args: &BenchArgs) -> Result<(), Stop> {
     }
 }
 
-/// Measures, prints the rows that are complete, and tells what went wrong.
+/// Measures, prints and exports the rows that are complete, and tells what went wrong.
 fn engines(args: &EnginesArgs) -> Result<(), Stop> {
+    let exports = args.exports.open()?;
     interrupt::install();
     let nodes = machine::nodes(PageSize::Base)?;
     let (from, to) = machine::choose_nodes(&nodes, args.from, args.to)?;
@@ -72,9 +73,15 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
         skipped: Vec::new(),
     };
     let ended = measure_all(args, &mut bench).and_then(|()| jobs::measure_all(args, &mut bench));
-    if bench.rows() > 0 {
-        output::print(&bench.document(), args.json)?;
-    }
+    let printed = match bench.rows() {
+        0 => Ok(()),
+        _ => exports.print(&bench.document(), args.json),
+    };
+    export::conclude(conclude(&bench, ended), printed)
+}
+
+/// Makes the exit code of a measurement that has been shown.
+fn conclude(bench: &Bench, ended: Result<(), Stop>) -> Result<(), Stop> {
     // A lost write is worse than whatever ended the measurement.
     let lost = bench.lost();
     if lost > 0 {

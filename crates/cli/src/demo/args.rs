@@ -9,6 +9,7 @@ use pageleap_measure::load::{Load, Pattern, Rate, Rows, Work, Writing};
 use super::lineitem::MIN_SCALE_FACTOR;
 use crate::bytes;
 use crate::engine::{Asked, names};
+use crate::export::Exports;
 use crate::times::timeout;
 
 /// Largest scale factor. Its table has 0.84 EB; above it the figures in messages stop making sense.
@@ -90,6 +91,9 @@ pub struct DemoArgs {
     /// Print one JSON object to standard output instead of text
     #[arg(long)]
     pub json: bool,
+
+    #[command(flatten)]
+    pub exports: Exports,
 }
 
 const EXAMPLES: &str = "\

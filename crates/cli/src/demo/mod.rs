@@ -28,7 +28,7 @@ use measure::Measured;
 use summary::Summary;
 
 use crate::stop::Stop;
-use crate::{interrupt, output, progress};
+use crate::{export, interrupt, progress};
 
 /// Ends the run if a signal has arrived. Serves the steps before any thread writes to the table.
 fn stop_if_interrupted() -> Result<(), Stop> {
@@ -40,6 +40,7 @@ fn stop_if_interrupted() -> Result<(), Stop> {
 /// Runs the demo and prints its result.
 pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     args.check().map_err(|why| Stop::Refused(anyhow!(why)))?;
+    let exports = args.exports.open()?;
     interrupt::install();
     let built = build::build(args)?;
     let first = Observed::of(&built)?;
@@ -56,7 +57,12 @@ pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     }
     checking.finish_and_clear();
 
-    output::print(&summary.document(), args.json)?;
+    let printed = exports.print(&summary.document(), args.json);
+    export::conclude(conclude(&summary, &measured), printed)
+}
+
+/// Makes the exit code of a run that has been shown.
+fn conclude(summary: &Summary, measured: &Measured) -> Result<(), Stop> {
     if !summary.mismatches.is_empty() {
         return Err(Stop::Failed(anyhow!("{}", summary.mismatches.join("\nerror: "))));
     }

@@ -3,7 +3,6 @@
 
 mod report;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -12,6 +11,8 @@ use pageleap::PageSize;
 use pageleap::probe::{Capabilities, Demand, Finding};
 use pageleap::topology::SysFiles;
 
+use crate::export::Exports;
+use crate::stop::Stop;
 use crate::{FAILED, bytes, output, sysroot};
 use report::Report;
 
@@ -43,6 +44,9 @@ pub struct DoctorArgs {
     /// Print one JSON object to standard output instead of text
     #[arg(long)]
     pub json: bool,
+
+    #[command(flatten)]
+    pub exports: Exports,
 }
 
 /// What the doctor found, and what follows from it.
@@ -66,19 +70,17 @@ impl Diagnosis {
     }
 }
 
-/// Probes, prints, and returns the verdict as an exit code.
-pub fn run(args: &DoctorArgs) -> ExitCode {
+/// Probes, prints, exports, and returns the verdict as an exit code.
+pub fn run(args: &DoctorArgs) -> Result<ExitCode, Stop> {
+    let exports = args.exports.open()?;
     let files = args.sysroot.as_ref().map_or_else(SysFiles::host, SysFiles::at);
     let demand = Demand { bytes: args.size, page: args.page_size };
     let capabilities = Capabilities::probe_with(&files, &demand);
     let trial = capabilities.try_leap(&demand);
     let diagnosis = Diagnosis { capabilities, demand, trial, sysroot: args.sysroot.clone() };
     let report = Report::of(&diagnosis);
-    let text = if args.json { report.json() + "\n" } else { report.text() };
-    let mut out = std::io::stdout().lock();
-    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        output::note(&format!("error: standard output: {error}"));
-        return ExitCode::from(FAILED);
-    }
-    if diagnosis.leap_possible() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+    let shown = |json| if json { report.json() + "\n" } else { report.text() };
+    let printed = output::write(&shown(args.json));
+    exports.write(printed, |json| Ok(shown(json)))?;
+    Ok(if diagnosis.leap_possible() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }

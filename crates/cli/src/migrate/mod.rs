@@ -14,10 +14,11 @@ use pageleap::process::{MappingKind, ProcessMemory};
 use pageleap::topology::Topology;
 use pageleap::{BASE_PAGE, Job, KernelMigration, Mode, PageOutcome, Placement, Reason, Report};
 
+use crate::export::Exports;
 use crate::selection::Selection;
 use crate::stop::Stop;
 use crate::times::{timeout, wait_budget};
-use crate::{bytes, interrupt, output, progress};
+use crate::{bytes, export, interrupt, output, progress};
 use plan::Plan;
 
 /// How often progress is looked at.
@@ -120,6 +121,9 @@ pub struct MoveArgs {
     /// Print one JSON object to standard output instead of text
     #[arg(long)]
     pub json: bool,
+
+    #[command(flatten)]
+    pub exports: Exports,
 }
 
 /// Parses `7f00a000-7f00c000`.
@@ -155,6 +159,7 @@ fn rate(text: &str) -> Result<u64, String> {
 
 /// Moves memory, and says what has moved.
 pub fn run(args: &MoveArgs) -> Result<(), Stop> {
+    let exports = args.exports.open()?;
     let (to, from) = nodes(args)?;
     let pids = args.selection.pids()?;
     refuse_several(args)?;
@@ -200,7 +205,8 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
         let warnings = migration.check()?.into_iter().map(|warning| warning.text);
         let warnings: Vec<String> = warnings.collect();
         let show = |json| plan::show(&plans, &to, from.as_deref(), &warnings, args.shared, json);
-        printed(output::write(&show(args.json)?))?;
+        let printed = printed(output::write(&show(args.json)?));
+        exports.write(printed, show)?;
         return all_read(&left_out);
     }
     interrupt::install();
@@ -208,9 +214,9 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
     let most = plans.iter().map(|plan| plan.most_bytes(&shares, from.as_deref())).sum();
     let report = follow(migration.start()?, most);
     let show = |json, columns| summary::show(&report, &plans, &to, json, columns);
-    let written = output::write(&show(args.json, output::terminal_columns())?);
-    conclude(&report, args)?;
-    printed(written)?;
+    let shown = output::write(&show(args.json, output::terminal_columns())?);
+    let written = exports.write(printed(shown), |json| show(json, None));
+    export::conclude(conclude(&report, args), written)?;
     all_read(&left_out)
 }
 

@@ -12,6 +12,7 @@ use anyhow::anyhow;
 use clap::Args;
 use pageleap::process::{MappingMemory, ProcessMemory};
 
+use crate::export::Exports;
 use crate::selection::Selection;
 use crate::stop::Stop;
 use crate::{output, progress};
@@ -48,12 +49,15 @@ pub struct StatusArgs {
     #[arg(long)]
     pub json: bool,
 
+    #[command(flatten)]
+    pub exports: Exports,
+
     /// Show all mappings with memory, and not only the 20 largest; --json has all mappings anyway
     #[arg(long)]
     pub all: bool,
 
     /// Show it again until Ctrl-C, every 2 seconds or as often as --watch=0.5 says
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2", value_parser = seconds)]
+    #[arg(long, conflicts_with = "Exports", value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2", value_parser = seconds)]
     pub watch: Option<Duration>,
 }
 
@@ -71,8 +75,9 @@ struct Shown {
     untold: Option<pageleap::Error>,
 }
 
-/// Reads the processes and prints them.
+/// Reads the processes, prints them and exports them.
 pub fn run(args: &StatusArgs) -> Result<(), Stop> {
+    let exports = args.exports.open()?;
     let mut looks = 0;
     loop {
         let pids = args.selection.pids().map_err(|stop| later(stop, looks))?;
@@ -82,10 +87,16 @@ pub fn run(args: &StatusArgs) -> Result<(), Stop> {
             let why = failures.into_iter().next().map_or_else(no_process, Stop::from);
             return Err(later(why, looks));
         }
-        match print(args, &shown) {
-            // The reader has seen enough.
-            Err(error) if output::is_broken_pipe(&error) => return Ok(()),
-            printed => printed?,
+        let printed = print(args, &shown);
+        // The reader has seen enough.
+        let is_gone = printed.as_ref().is_err_and(output::is_broken_pipe);
+        let printed = if is_gone { Ok(()) } else { printed };
+        exports.write(printed, |json| match json {
+            true => object(&shown),
+            false => Ok(text::text(&shown, args.all, false, None)),
+        })?;
+        if is_gone {
+            return Ok(());
         }
         for failure in &failures {
             output::note(&format!("left out: {failure}"));
@@ -120,7 +131,7 @@ fn read(args: &StatusArgs, pids: &[u32]) -> (Vec<Shown>, Vec<pageleap::Error>) {
         }
         match memory {
             Ok(memory) => {
-                let (largest, untold) = match args.json {
+                let (largest, untold) = match args.json && !args.exports.has_text() {
                     true => (Vec::new(), None),
                     false => largest(&memory, args.all),
                 };
@@ -155,11 +166,16 @@ fn largest(
     (mappings.into_iter().cloned().zip(strips).collect(), untold)
 }
 
+/// The object of `--json`, on one line.
+fn object(shown: &[Shown]) -> anyhow::Result<String> {
+    let memories: Vec<&ProcessMemory> = shown.iter().map(|shown| &shown.memory).collect();
+    Ok(json::text(&memories)? + "\n")
+}
+
 fn print(args: &StatusArgs, shown: &[Shown]) -> anyhow::Result<()> {
     let terminal = std::io::stdout().is_terminal();
     let text = if args.json {
-        let memories: Vec<&ProcessMemory> = shown.iter().map(|shown| &shown.memory).collect();
-        json::text(&memories)? + "\n"
+        object(shown)?
     } else {
         // https://no-color.org
         let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

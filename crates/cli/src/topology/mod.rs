@@ -13,6 +13,7 @@ use anyhow::Context;
 use clap::Args;
 use pageleap::topology::{Node, SysFiles, Topology};
 
+use crate::export::Exports;
 use crate::output;
 use crate::stop::Stop;
 use crate::sysroot;
@@ -30,6 +31,9 @@ pub struct TopologyArgs {
     #[arg(long)]
     pub json: bool,
 
+    #[command(flatten)]
+    pub exports: Exports,
+
     /// Read sys and proc below this folder instead of /, such as a container's or a recorded
     /// machine's
     #[arg(long, value_name = "DIR", value_parser = sysroot::folder)]
@@ -41,8 +45,9 @@ pub struct TopologyArgs {
     pub nodes: Option<String>,
 }
 
-/// Reads the machine and prints it.
+/// Reads the machine, prints it and exports it.
 pub fn run(args: &TopologyArgs) -> Result<(), Stop> {
+    let exports = args.exports.open()?;
     let files = args.sysroot.as_ref().map_or_else(SysFiles::host, SysFiles::at);
     let topology = Topology::read_from(&files)?;
     let shown = match &args.nodes {
@@ -51,12 +56,16 @@ pub fn run(args: &TopologyArgs) -> Result<(), Stop> {
     };
     let shown: Vec<&Node> =
         topology.nodes().iter().filter(|node| shown.contains(&node.id)).collect();
-    let text = if args.json {
-        let machine = json::Machine::of(&topology, &shown);
-        serde_json::to_string(&machine).context("the result could not be written as JSON")? + "\n"
-    } else {
-        text::text(&topology, &shown, args.sysroot.is_none())
+    let result = |json| -> anyhow::Result<String> {
+        match json {
+            true => {
+                let machine = json::Machine::of(&topology, &shown);
+                let text = serde_json::to_string(&machine);
+                Ok(text.context("the result could not be written as JSON")? + "\n")
+            }
+            false => Ok(text::text(&topology, &shown, args.sysroot.is_none())),
+        }
     };
-    output::write(&text)?;
-    Ok(())
+    let printed = output::write(&result(args.json)?);
+    Ok(exports.write(printed, result)?)
 }

@@ -1,5 +1,7 @@
 //! What the tests of several commands need.
 
+#![allow(dead_code)] // each test binary uses a part of it
+
 mod pipe;
 
 use std::io::Read;

@@ -1,0 +1,353 @@
+//! Results in files, beside what goes to standard output: `--export-json FILE` and its like.
+//!
+//! All files are checked before the work begins, so that a run of minutes does not end in
+//! `permission denied`. A file gets the result when standard output has got it. A run that prints
+//! no result leaves its files as they were.
+//!
+//! A regular file is replaced: a new file in the same folder gets the result, and then the name.
+//! Whatever fails on the way, a full disk for instance, the old contents stay. Two kinds of files
+//! cannot be replaced:
+//!
+//! * Pipes, devices and terminals are opened beforehand, and written to.
+//! * Some regular files have to keep their inode: no other file can be made in their folder, the
+//!   folder is sticky and they are somebody else's, or something is mounted on them (a container
+//!   often has a single file of the host). They are emptied and written to.
+
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use clap::builder::{PathBufValueParser, TypedValueParser};
+use clap::{Args, ValueHint};
+use pageleap_measure::document::Document;
+use pageleap_measure::export::Format;
+
+use crate::output;
+use crate::stop::{Refusal, Stop};
+
+/// Files that get the result too. Each format has a flag.
+#[derive(Args, Clone, Debug)]
+pub struct Exports {
+    /// Write the object of --json to this file as well, whatever is printed; may be repeated. The
+    /// file is checked before the work begins, and replaced when the result has been printed
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, value_parser = file())]
+    pub export_json: Vec<PathBuf>,
+
+    /// Write the text of a run without --json to this file as well; may be repeated
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, value_parser = file())]
+    pub export_text: Vec<PathBuf>,
+}
+
+/// Parses the name of a file. `-` is refused, because standard output has one result already.
+fn file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.as_os_str().as_bytes() {
+        b"-" => {
+            Err("standard output has the result anyway, with --json as JSON; ./- is a file of \
+                     this name")
+        }
+        _ => Ok(path),
+    })
+}
+
+impl Exports {
+    /// Finds out whether each file can be written, without changing any.
+    ///
+    /// A named pipe is opened, which waits for its reader. So this comes before signals are caught.
+    pub fn open(&self) -> Result<Opened, Refusal> {
+        let formats = [
+            ("--export-json", Format::Json, &self.export_json),
+            ("--export-text", Format::WIDE, &self.export_text),
+        ];
+        let mut exports: Vec<Export> = Vec::new();
+        for (flag, format, paths) in formats {
+            for path in paths {
+                let name = format!("{flag} {}", path.display());
+                let target = Target::at(path).and_then(|target| match target.is_among(&exports) {
+                    false => Ok(target),
+                    true => Err("another result goes to the same file; name another one".into()),
+                });
+                let target = target.map_err(|why| Refusal::new(format!("{name}: {why}")))?;
+                exports.push(Export { name, format, target });
+            }
+        }
+        Ok(Opened(exports))
+    }
+
+    /// Whether some file gets text.
+    pub fn has_text(&self) -> bool {
+        !self.export_text.is_empty()
+    }
+}
+
+/// Files that can be written.
+pub struct Opened(Vec<Export>);
+
+struct Export {
+    /// Flag and file, for errors.
+    name: String,
+    format: Format,
+    target: Target,
+}
+
+impl Opened {
+    /// Prints a result, and writes it to all files.
+    pub fn print(&self, document: &Document, json: bool) -> anyhow::Result<()> {
+        self.write_all(output::print(document, json), |format| Ok(format.write(document)))
+    }
+
+    /// Writes a result that has two forms, JSON and text, to all files. `printed` tells what became
+    /// of standard output, and `result` makes JSON if it is called with `true`.
+    pub fn write(
+        &self,
+        printed: anyhow::Result<()>,
+        result: impl Fn(bool) -> anyhow::Result<String>,
+    ) -> anyhow::Result<()> {
+        self.write_all(printed, |format| match format {
+            Format::Json => result(true),
+            Format::Text { .. } => result(false),
+        })
+    }
+
+    /// Each file is written, whatever has become of the others and of standard output. The error
+    /// names all that went wrong.
+    fn write_all(
+        &self,
+        printed: anyhow::Result<()>,
+        result: impl Fn(Format) -> anyhow::Result<String>,
+    ) -> anyhow::Result<()> {
+        let write = |export: &Export| {
+            let text = result(export.format)?;
+            let written = export.target.write(text.as_bytes());
+            written.with_context(|| format!("{}: the result was not written", export.name))
+        };
+        let all = std::iter::once(printed).chain(self.0.iter().map(write));
+        let errors: Vec<String> =
+            all.filter_map(Result::err).map(|error| format!("{error:#}")).collect();
+        match errors.is_empty() {
+            true => Ok(()),
+            false => Err(anyhow!(errors.join("\nerror: "))),
+        }
+    }
+}
+
+/// Ends a run whose result was printed and written. The end of the work decides the exit code; what
+/// `written` says is told in any case.
+pub fn conclude(work: Result<(), Stop>, written: anyhow::Result<()>) -> Result<(), Stop> {
+    match (work, written) {
+        (Ok(()), written) => Ok(written?),
+        (Err(stop), Ok(())) => Err(stop),
+        (Err(stop), Err(error)) => {
+            output::note(&format!("error: {error:#}"));
+            Err(stop)
+        }
+    }
+}
+
+/// Where a result goes.
+enum Target {
+    /// A regular file by its name without links, and what has the name now.
+    Replaced { path: PathBuf, old: Option<File> },
+    /// A regular file that has lost its name: /proc/self/fd has such.
+    Emptied(File),
+    /// A pipe, a device, or standard output.
+    Appended(File),
+}
+
+impl Target {
+    /// Finds out whether a result can be written to `path`. The error has the reason and a remedy.
+    fn at(path: &Path) -> Result<Target, String> {
+        match fs::metadata(path) {
+            Ok(found) => Target::existing(path, &found),
+            Err(error) if error.kind() == ErrorKind::NotFound => Target::new(path),
+            Err(error) => Err(reason(&error)),
+        }
+    }
+
+    fn existing(path: &Path, found: &Metadata) -> Result<Target, String> {
+        // Opened by its name, a file would be written from its beginning, over the printed result.
+        let (out, error) = (io::stdout(), io::stderr());
+        for stream in [out.as_fd(), error.as_fd()] {
+            if is_same(stream, found) {
+                let copy = stream.try_clone_to_owned().map_err(|error| reason(&error))?;
+                return Ok(Target::Appended(copy.into()));
+            }
+        }
+        let mut options = OpenOptions::new();
+        let opened = options.write(true).custom_flags(libc::O_NOCTTY).open(path);
+        let file = opened.map_err(|error| reason(&error))?;
+        if !found.is_file() {
+            return Ok(Target::Appended(file));
+        }
+        match fs::canonicalize(path) {
+            Ok(path) => Ok(Target::Replaced { path, old: Some(file) }),
+            Err(_) => Ok(Target::Emptied(file)),
+        }
+    }
+
+    /// Of a file that does not exist yet.
+    fn new(path: &Path) -> Result<Target, String> {
+        if fs::symlink_metadata(path).is_ok() {
+            return Err("it is a link to a file that does not exist; name that file".to_owned());
+        }
+        let folder = folder_of(path);
+        let shown = folder.display();
+        let there_is_none =
+            || format!("there is no folder {shown}; make it (mkdir -p), or name another file");
+        let whole = fs::canonicalize(folder).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => there_is_none(),
+            _ => reason(&error),
+        })?;
+        let Some(name) = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/"))
+        else {
+            return Err("it is the name of a folder; name a file".to_owned());
+        };
+        let path = whole.join(name);
+        match Temporary::beside(&path) {
+            Ok(_) => Ok(Target::Replaced { path, old: None }),
+            Err(error) => Err(format!("no file can be made in {shown}: {}", reason(&error))),
+        }
+    }
+
+    /// Whether one of these results would replace this one.
+    fn is_among(&self, exports: &[Export]) -> bool {
+        let replaced = |target: &Target| match target {
+            Target::Replaced { path, .. } => Some(path.clone()),
+            _ => None,
+        };
+        let own = replaced(self);
+        own.is_some() && exports.iter().any(|export| replaced(&export.target) == own)
+    }
+
+    fn write(&self, text: &[u8]) -> io::Result<()> {
+        match self {
+            Target::Replaced { path, old: Some(old) } => match replace(path, Some(old), text) {
+                Err(error) if keeps_inode(&error) => overwrite(old, text),
+                replaced => replaced,
+            },
+            Target::Replaced { path, old: None } => replace(path, None, text),
+            Target::Emptied(file) => overwrite(file, text),
+            Target::Appended(file) => {
+                let mut file = file;
+                file.write_all(text)
+            }
+        }
+    }
+}
+
+/// Whether a file that could be opened for writing cannot be replaced. Something is mounted on it, it
+/// is somebody else's in a sticky folder, or the folder takes no other file.
+fn keeps_inode(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::ResourceBusy
+            | ErrorKind::PermissionDenied
+            | ErrorKind::ReadOnlyFilesystem
+            | ErrorKind::NotFound
+    )
+}
+
+/// Whether a descriptor is of this file.
+fn is_same(stream: BorrowedFd, found: &Metadata) -> bool {
+    let stream = stream.try_clone_to_owned().and_then(|copy| File::from(copy).metadata());
+    stream.is_ok_and(|stream| (stream.dev(), stream.ino()) == (found.dev(), found.ino()))
+}
+
+/// Why a file cannot be written, and what to do.
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::IsADirectory => "it is a folder; name a file in it".to_owned(),
+        ErrorKind::NotADirectory => {
+            "a part of it is a file and no folder; name another file".into()
+        }
+        ErrorKind::PermissionDenied => {
+            "permission denied; name a file that you may write".to_owned()
+        }
+        ErrorKind::ReadOnlyFilesystem => {
+            "the file system is read-only; name a file elsewhere".to_owned()
+        }
+        _ => format!("{error}; name another file"),
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Gives the name to a new file with this text. The file gets owner and mode of the old one.
+fn replace(path: &Path, old: Option<&File>, text: &[u8]) -> io::Result<()> {
+    let mut new = Temporary::beside(path)?;
+    new.file.write_all(text)?;
+    if let Some(old) = old {
+        let old = old.metadata()?;
+        // Who may not give files away stays the owner.
+        let _ = fchown(&new.file, Some(old.uid()), Some(old.gid()));
+        new.file.set_permissions(Permissions::from_mode(old.mode() & 0o777))?;
+    }
+    // Some file systems tell only now that the disk is full.
+    new.file.sync_all()?;
+    new.rename(path)
+}
+
+fn overwrite(mut file: &File, text: &[u8]) -> io::Result<()> {
+    file.set_len(0)?;
+    file.write_all(text)?;
+    file.sync_all()
+}
+
+/// A new file, which is removed again unless it is renamed.
+struct Temporary {
+    path: PathBuf,
+    file: File,
+    is_renamed: bool,
+}
+
+impl Temporary {
+    /// Makes a file in the same folder.
+    fn beside(path: &Path) -> io::Result<Temporary> {
+        let process = std::process::id();
+        let mut number = 0;
+        loop {
+            // A container may have the same numbers of processes as another one.
+            let path = folder_of(path).join(format!(".pageleap-{process}-{number}"));
+            match File::create_new(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+                made => return made.map(|file| Temporary { path, file, is_renamed: false }),
+            }
+        }
+    }
+
+    fn rename(mut self, to: &Path) -> io::Result<()> {
+        fs::rename(&self.path, to)?;
+        self.is_renamed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.is_renamed {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_the_work_decides_the_exit_code() {
+        let full = || Err(anyhow!("the disk is full"));
+        let stopped = |signal| Err(Stop::Interrupted { signal, found: String::new() });
+        assert!(conclude(Ok(()), Ok(())).is_ok());
+        assert!(matches!(conclude(Ok(()), full()), Err(Stop::Failed(_))));
+        for written in [Ok(()), full()] {
+            let end = conclude(stopped(2), written);
+            assert!(matches!(end, Err(Stop::Interrupted { signal: 2, .. })), "{end:?}");
+        }
+    }
+}
