@@ -179,7 +179,7 @@ pub struct pageleap_job_options {
     /// time starts anew whenever a guard is dropped. 0: one second; -1: the job does not wait.
     pub pin_patience_ns: i64,
     /// How many copies of an area may be spoilt by writes before its writers must wait until the
-    /// area has moved (engines mprotect and wp-sync). 0: 3. -1: writers wait from the start.
+    /// area has moved (engines mprotect and wp-sync, and precopy-protect for hugetlb pages). 0: 3. -1: writers wait from the start.
     pub max_disturbed_copies: i32,
     /// Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: 2
     /// parts; 1: areas are not split.

@@ -32,13 +32,14 @@ pub struct RegionId(pub u64);
 /// own (`docs/adr/0029`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EngineName {
-    name: &'static str,
+    // First, so that it is the order of names in reports.
     number: u32,
+    name: &'static str,
 }
 
 impl EngineName {
     pub(crate) const fn new(name: &'static str, number: u32) -> EngineName {
-        EngineName { name, number }
+        EngineName { number, name }
     }
 
     /// In options and reports, such as `wp-sync`.

@@ -59,12 +59,21 @@ pub(super) fn settle(
     preferred: Option<NodeId>,
     backend: &dyn Backend,
 ) -> bool {
-    // The new one first: it may be a hole.
-    let usable = settle_new(place, work, ended, preferred, backend);
+    fill_or_note_new(place, ended.after.new_alias);
     settle_old(place, work, lent, ended.old_alias, preferred);
-    usable
+    settle_new(place, work, ended, preferred, backend)
 }
 
+/// Fills a hole at once, in which another thread's next mapping could land, or notes what is missing.
+fn fill_or_note_new(Place { leg, new, .. }: &Place<'_>, new_alias: NewAlias) {
+    match new_alias {
+        NewAlias::Untouched => {}
+        NewAlias::Exchanged | NewAlias::Refused => leg.to.mark_hollow(*new),
+        NewAlias::Moved => leg.to.mend_hole(*new),
+    }
+}
+
+/// What is left to do for the alias of the new frames, once no alias is a hole.
 fn settle_new(
     place: &Place<'_>,
     work: &Work,
@@ -73,31 +82,23 @@ fn settle_new(
     backend: &dyn Backend,
 ) -> bool {
     let Place { leg, new, .. } = *place;
-    let has_moved = ended.step == AttemptResult::Migrated;
-    match ended.after.new_alias {
-        NewAlias::Untouched => {}
-        NewAlias::Exchanged => {
-            leg.to.mark_hollow(new);
-            return true;
+    match (ended.step, ended.after.new_alias) {
+        (AttemptResult::Migrated, NewAlias::Exchanged) => {}
+        (AttemptResult::Migrated, _) => {
+            if leg.tables.is_some() {
+                // `mmap` has filled new page tables of the span, under this worker's policy.
+                leg.to.note_tables(new, preferred);
+            }
         }
-        NewAlias::Refused => leg.to.mark_hollow(new),
-        // A hole, where another thread's next mapping could land: fill it at once.
-        NewAlias::Moved => leg.to.mend_hole(new),
-    }
-    if has_moved {
-        if leg.tables.is_some() {
-            // `mmap` has filled new page tables of the span, under this worker's policy.
-            leg.to.note_tables(new, preferred);
+        (_, NewAlias::Refused) if work.span.prot != Prot::READ_WRITE => {
+            // The next copy goes through this alias. SAFETY: the alias of frames that are the job's.
+            let opened =
+                unsafe { backend.protect(work.new.alias, work.span.len, Prot::READ_WRITE) };
+            return opened.is_ok();
         }
-        return true;
+        _ => {}
     }
-    let lost_access =
-        ended.after.new_alias == NewAlias::Refused && work.span.prot != Prot::READ_WRITE;
-    if !lost_access {
-        return true;
-    }
-    // The next copy goes through this alias. SAFETY: the alias of frames that are the job's.
-    unsafe { backend.protect(work.new.alias, work.span.len, Prot::READ_WRITE) }.is_ok()
+    true
 }
 
 fn settle_old(

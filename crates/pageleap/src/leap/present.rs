@@ -383,7 +383,8 @@ fn read(backend: &dyn Backend, ranges: &[Range<usize>]) -> Result<Vec<AttributeR
     }
 }
 
-/// Sets again what a new mapping does not have. Allocates nothing.
+/// Sets again what a new mapping does not have. The span is claimed by the caller's job. Allocates
+/// nothing.
 pub(super) fn restore_attributes(
     backend: &dyn Backend,
     wanted: &Attributes,
