@@ -3,7 +3,7 @@
 
 use pageleap_sys::{self as sys, Errno, Trial, call_apart};
 
-use super::finding::{Finding, Remedy, Who};
+use super::finding::{Finding, Remedy, Topic, Who};
 use crate::topology::{SysFiles, escaped};
 
 /// What is known about the process before anything is tried.
@@ -145,8 +145,11 @@ impl Killed {
         format!("{}: ends the process with {signal} (tried in a process apart)", self.name)
     }
 
-    pub(super) fn reason(&self) -> String {
-        format!("the seccomp filter of this process ends it when it calls {}", self.name)
+    /// The finding about a topic that takes this call.
+    pub(super) fn finding(&self, topic: Topic, summary: impl Into<String>) -> Finding {
+        let reason =
+            format!("the seccomp filter of this process ends it when it calls {}", self.name);
+        Finding::missing(topic, summary, reason).ends_process().saw(self.seen())
     }
 }
 

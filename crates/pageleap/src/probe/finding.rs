@@ -360,6 +360,9 @@ pub struct Finding {
     pub reason: String,
     /// What would change it, the least intrusive first; empty if it is in order or nothing helps.
     pub remedies: Vec<Remedy>,
+    /// Whether a seccomp filter ends the process that tries it. A program that goes on to use what
+    /// the topic is about would be ended too.
+    pub ends_process: bool,
     /// The call that a seccomp filter refuses. One filter is changed for all of them at once.
     pub(super) filtered: Option<&'static str>,
 }
@@ -407,6 +410,7 @@ impl Finding {
             observed: Vec::new(),
             reason,
             remedies: Vec::new(),
+            ends_process: false,
             filtered: None,
         }
     }
@@ -425,6 +429,12 @@ impl Finding {
         grants: impl Into<String>,
     ) -> Finding {
         self.remedies.push(Remedy::new(who, line, grants));
+        self
+    }
+
+    /// Notes that trying it ends the process.
+    pub(super) fn ends_process(mut self) -> Finding {
+        self.ends_process = true;
         self
     }
 

@@ -181,9 +181,7 @@ fn judge_mbind(around: &Around, tried: Attempt<Vec<(u32, Option<i32>)>>) -> Find
     match tried {
         Attempt::NotTried(failed) => could_not_try(topic, &failed),
         Attempt::Killed(killed) => {
-            Finding::missing(topic, "memory cannot be bound to a node", killed.reason())
-                .saw(killed.seen())
-                .filtered("mbind")
+            killed.finding(topic, "memory cannot be bound to a node").filtered("mbind")
         }
         Attempt::Refused(errno) => {
             let seen = format!("mbind of a memory file: {errno}");
@@ -251,9 +249,7 @@ fn judge_tables(around: &Around, tried: Attempt<()>) -> Finding {
                 .saw("set_mempolicy(MPOL_PREFERRED): works")
         }
         Attempt::NotTried(failed) => could_not_try(topic, &failed),
-        Attempt::Killed(killed) => Finding::missing(topic, summary, killed.reason())
-            .saw(killed.seen())
-            .filtered("set_mempolicy"),
+        Attempt::Killed(killed) => killed.finding(topic, summary).filtered("set_mempolicy"),
         Attempt::Refused(errno) if errno.0 == libc::ENOSYS && !has_node_folder(around) => {
             Finding::limited(
                 topic,
@@ -303,9 +299,7 @@ fn judge_query(around: &Around, tried: Attempt<i32>) -> Finding {
                 .saw(format!("{CALL} of a page of ours: status {status}"))
         }
         Attempt::NotTried(failed) => could_not_try(topic, &failed),
-        Attempt::Killed(killed) => Finding::missing(topic, summary, killed.reason())
-            .saw(killed.seen())
-            .filtered("move_pages"),
+        Attempt::Killed(killed) => killed.finding(topic, summary).filtered("move_pages"),
         Attempt::Refused(errno) if errno.0 == libc::ENOSYS && !has_node_folder(around) => {
             Finding::missing(
                 topic,

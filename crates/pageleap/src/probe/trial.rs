@@ -31,16 +31,11 @@ impl Capabilities {
         }
         // A filter that ends the caller would end this process too.
         for wanted in [Topic::Mbind, Topic::PlacementQuery, Topic::PageTablePlacement] {
-            if let Some(fatal) = self
-                .get(wanted)
-                .filter(|f| f.observed.iter().any(|o| o.contains("ends the process")))
-            {
-                return Finding::missing(
-                    topic,
-                    "not tried: it would end the process",
-                    fatal.reason.clone(),
-                )
-                .remedies(fatal.remedies.clone());
+            if let Some(fatal) = self.get(wanted).filter(|finding| finding.ends_process) {
+                let summary = "not tried: it would end the process";
+                return Finding::missing(topic, summary, fatal.reason.clone())
+                    .ends_process()
+                    .remedies(fatal.remedies.clone());
             }
         }
         let space = ADDRESS_SPACE + 4 * demand.trial_bytes() as u64;
@@ -163,4 +158,27 @@ pub(super) fn blockers<'a>(
         blockers.insert(0, trial);
     }
     blockers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::around::Killed;
+    use super::*;
+
+    #[test]
+    fn a_leap_that_would_end_the_process_is_not_tried() {
+        for topic in [Topic::Mbind, Topic::PlacementQuery, Topic::PageTablePlacement] {
+            let fatal = Killed::new("a call", libc::SIGSYS).finding(topic, "");
+            let found = Capabilities {
+                findings: vec![fatal.clone()],
+                userfaultfd: Vec::new(),
+                allowed: Vec::new(),
+                user: String::new(),
+                live: true,
+            };
+            let leap = found.try_leap(&Demand::default());
+            assert!(leap.state == State::Missing && leap.ends_process, "{leap}");
+            assert_eq!(leap.reason, fatal.reason);
+        }
+    }
 }

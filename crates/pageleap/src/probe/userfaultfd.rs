@@ -260,10 +260,10 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
     let enough = format!("{DEVICE} works, which is enough: nothing needs to change");
     let finding = match (found.way, refused, refused.errno().unwrap_or(Errno(0)).0) {
         (_, Refused::Killed(killed), _) if device_opens => {
-            return Finding::missing(topic, summary, killed.reason()).saw(seen).saw(enough);
+            return killed.finding(topic, summary).saw(enough);
         }
         (_, Refused::Killed(killed), _) => {
-            Finding::missing(topic, summary, killed.reason()).filtered("userfaultfd")
+            return killed.finding(topic, summary).filtered("userfaultfd").saw(sysctl_seen);
         }
         (Way::Device, _, number) => return judge_device(around, device, number, summary).saw(seen),
         (_, _, libc::EMFILE | libc::ENFILE) => {
