@@ -50,8 +50,9 @@ pub use process::{
 };
 pub use threads::{Thread, as_own_thread, is_own_thread, own_stack};
 pub use uffd::{
-    UffdMessage, uffd_copy, uffd_count_faults, uffd_feature, uffd_handshake, uffd_let_write,
-    uffd_mode, uffd_move, uffd_read, uffd_register, uffd_serve_some, uffd_unregister, uffd_wake,
-    uffd_write_protect, uffd_zeropage, userfaultfd, userfaultfd_from_device,
+    UFFD_DEVICE, UffdMessage, open_uffd_device, uffd_copy, uffd_count_faults, uffd_feature,
+    uffd_handshake, uffd_let_write, uffd_mode, uffd_move, uffd_read, uffd_register,
+    uffd_serve_some, uffd_unregister, uffd_wake, uffd_write_protect, uffd_zeropage, userfaultfd,
+    userfaultfd_from_device,
 };
 pub use wait::wait_readable;

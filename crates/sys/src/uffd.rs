@@ -3,10 +3,15 @@
 //!
 //! Structures and numbers are those of `include/uapi/linux/userfaultfd.h`, Linux 6.18.
 
+use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 
 use crate::errno::{Errno, check, check_descriptor};
 use crate::wait::wait_readable;
+
+/// The device that gives out descriptors without a privilege, by its file permissions (Linux 6.1).
+pub const UFFD_DEVICE: &str = "/dev/userfaultfd";
 
 /// The version of the interface; every kernel has this one.
 const UFFD_API: u64 = 0xaa;
@@ -182,6 +187,13 @@ const fn flags(user_mode_only: bool) -> libc::c_int {
 pub fn userfaultfd(user_mode_only: bool) -> Result<OwnedFd, Errno> {
     // SAFETY: the call takes no pointers, and returns a new descriptor.
     unsafe { check_descriptor(libc::syscall(libc::SYS_userfaultfd, flags(user_mode_only))) }
+}
+
+/// Opens [`UFFD_DEVICE`], which [`userfaultfd_from_device`] asks for a descriptor.
+pub fn open_uffd_device() -> Result<OwnedFd, Errno> {
+    let opened =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(UFFD_DEVICE);
+    Ok(opened.map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?.into())
 }
 
 /// Makes a descriptor through an open `/dev/userfaultfd` (`USERFAULTFD_IOC_NEW` of `ioctl(2)`,

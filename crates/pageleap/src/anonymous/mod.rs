@@ -23,11 +23,11 @@
 
 mod engine;
 mod frames;
-pub(crate) mod mapped;
+mod mapped;
 #[cfg(all(test, shuttle))]
 mod model;
 mod mover;
-pub(crate) mod pages;
+mod pages;
 mod ranges;
 mod stage;
 #[cfg(test)]

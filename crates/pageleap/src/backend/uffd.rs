@@ -1,13 +1,8 @@
 //! How userfaultfds are opened: the features to ask for, the system call, and the device.
 
-use std::fs::OpenOptions;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 
 use pageleap_sys::{self as sys, Errno, uffd_feature};
-
-/// The device that gives out descriptors without a privilege, by its file permissions.
-pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 
 /// Features for tracking writes to a memory file.
 pub(crate) const TRACKING: u64 = uffd_feature::PAGEFAULT_FLAG_WP
@@ -41,13 +36,6 @@ pub(crate) const HOLD_HUGETLB: u64 =
 pub(crate) const MOVE_IN_PLACE: u64 =
     uffd_feature::MOVE | uffd_feature::EVENT_REMOVE | uffd_feature::EVENT_UNMAP;
 
-/// Opens the device. [`pageleap_sys::userfaultfd_from_device`] asks it for a descriptor.
-pub(crate) fn open_device() -> Result<OwnedFd, Errno> {
-    let opened =
-        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
-    Ok(opened.map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?.into())
-}
-
 /// A userfaultfd that holds up the kernel's accesses too, with these features. It comes from the
 /// system call, or else from the device.
 pub(crate) fn privileged(features: u64) -> Result<OwnedFd, Errno> {
@@ -63,5 +51,5 @@ pub(super) fn shake_hands(faults: OwnedFd, features: u64) -> Result<OwnedFd, Err
 }
 
 fn from_device() -> Result<OwnedFd, Errno> {
-    sys::userfaultfd_from_device(open_device()?.as_fd(), false)
+    sys::userfaultfd_from_device(sys::open_uffd_device()?.as_fd(), false)
 }

@@ -4,9 +4,8 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use super::room::unreserved;
 use crate::error::Error;
-use crate::topology::{SysFiles, Topology, huge_page_directory, read_count};
+use crate::topology::{SysFiles, Topology, huge_page_directory, read_count, unreserved_huge_pages};
 use crate::units::{NodeId, PageSize};
 
 /// Huge pages that were added to a node's hugetlb pool. Dropping the value gives them back; drop
@@ -32,7 +31,7 @@ impl HugePageReservation {
         let total = count_file(node, page)?;
         let _only_us = lock_file(&total);
         let free = Topology::node_now(node)?.free_huge(page.bytes() as u64);
-        let unreserved = unreserved(&SysFiles::host(), page.bytes() as u64);
+        let unreserved = unreserved_huge_pages(&SysFiles::host(), page.bytes() as u64);
         let free = free.min(unreserved.unwrap_or(u64::MAX));
         raise(node, page, total, pages.saturating_sub(free))
     }

@@ -15,7 +15,7 @@ use crate::backend::{Backend, Call, Errno};
 use crate::cgroup;
 use crate::error::Error;
 use crate::sync::thread;
-use crate::topology::{SysFiles, Topology, available};
+use crate::topology::{SysFiles, Topology, available, unreserved_huge_pages};
 use crate::units::{NodeId, PageSize, human_bytes};
 
 /// Bytes that a pool leaves free for others.
@@ -124,7 +124,7 @@ fn check_huge_pages(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Erro
         let limit = format!("the number of free {size} huge pages");
         return Err(short(free * page_bytes, limit, reserve_more(free)));
     }
-    if let Some(free) = unreserved(&files, page_bytes)
+    if let Some(free) = unreserved_huge_pages(&files, page_bytes)
         && free * page_bytes < bytes
     {
         let limit =
@@ -139,17 +139,6 @@ fn check_huge_pages(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Erro
         }
         _ => Ok(()),
     }
-}
-
-/// How many huge pages of all nodes are free and not reserved by mappings that have not touched them
-/// yet (`resv_hugepages`, Documentation/admin-guide/mm/hugetlbpage.rst). The kernel counts those for
-/// the whole machine only.
-pub(crate) fn unreserved(files: &SysFiles, page_bytes: u64) -> Option<u64> {
-    let count = |name: &str| {
-        let kilobytes = page_bytes >> 10;
-        files.number(&format!("sys/kernel/mm/hugepages/hugepages-{kilobytes}kB/{name}")).ok()
-    };
-    Some(count("free_hugepages")?.saturating_sub(count("resv_hugepages")?))
 }
 
 /// What a refusal of huge pages means that were free and allowed a moment ago.

@@ -11,8 +11,7 @@ use super::limits::ask_for_less;
 use super::scratch::{Failed, Scratch};
 use crate::cgroup;
 use crate::observe;
-use crate::pool::room::unreserved;
-use crate::topology::Node;
+use crate::topology::{Node, unreserved_huge_pages};
 use crate::units::{PageSize, human_bytes};
 
 /// What trying one page of the hugetlb pool showed.
@@ -211,7 +210,7 @@ impl HeldBack {
     fn of(around: &Around, page: PageSize) -> Option<HeldBack> {
         let page_bytes = page.bytes() as u64;
         let folder = format!("sys/kernel/mm/hugepages/hugepages-{}kB", page_bytes >> 10);
-        let reserved = unreserved(&around.files, page_bytes).map(|left| HeldBack {
+        let reserved = unreserved_huge_pages(&around.files, page_bytes).map(|left| HeldBack {
             left,
             why: "mappings of other programs have reserved the others and not touched them yet"
                 .into(),

@@ -1,16 +1,15 @@
 //! Whether private anonymous memory moves in place, as the engine `uffd-move` moves it: one page
 //! moves away and back, and a call of the kernel that writes to it meanwhile waits.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use pageleap_sys::{self as sys, Advice, Errno, uffd_mode};
+use pageleap_sys::{self as sys, Advice, Errno, KeptFd, PageQuery, PageRegion, page_is, uffd_mode};
 
 use super::finding::{Finding, State, Topic, Who};
 use super::hold::{Seen, file_of_zeros, waits};
-use super::scratch::Failed;
+use super::scratch::{Failed, Span};
 use super::userfaultfd::{Way, WayFound};
-use crate::anonymous::mapped::Mapped;
-use crate::anonymous::pages::Pagemap;
 use crate::backend::uffd::MOVE_IN_PLACE;
 use crate::units::BASE_PAGE;
 
@@ -75,16 +74,12 @@ fn holds_kernel(found: &WayFound) -> bool {
 
 fn open_window(way: Way) -> Result<Window, Failed> {
     let uffd = way.open_with(MOVE_IN_PLACE)?;
-    let pagemap = Pagemap::open().map_err(|(_, errno)| Failed::at("/proc/self/pagemap")(errno))?;
+    let pagemap = open_pagemap().map_err(Failed::at("/proc/self/pagemap"))?;
     let zeros = file_of_zeros()?;
-    let mapped = || {
-        Mapped::new(BASE_PAGE, BASE_PAGE)
-            .map_err(|(_, errno)| Failed::at("mmap of private memory")(errno))
-    };
+    let mapped = || Span::private(BASE_PAGE).map_err(Failed::at("mmap of private memory"));
     let (page, parking) = (mapped()?, mapped()?);
-    page.advise(0..BASE_PAGE, Advice::PopulateWrite)
-        .map_err(|(_, errno)| Failed::at("madvise(MADV_POPULATE_WRITE)")(errno))?;
-    let (home, parked) = (page.start(), parking.start());
+    page.advise(Advice::PopulateWrite).map_err(Failed::at("madvise(MADV_POPULATE_WRITE)"))?;
+    let (home, parked) = (page.start, parking.start);
     // SAFETY: the page is writable and present, and no other code knows its address.
     unsafe { (home as *mut u8).write_bytes(MARK, BASE_PAGE) };
 
@@ -97,10 +92,8 @@ fn open_window(way: Way) -> Result<Window, Failed> {
     }
     let (mut left, mut back) = (Ok(false), Ok(()));
     let call = waits(uffd, zeros, home..home + BASE_PAGE, |uffd| {
-        left = pagemap
-            .scan(home..home + BASE_PAGE)
-            .map(|(there, _)| there.is_empty())
-            .map_err(|(_, errno)| Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN)")(errno));
+        left = is_empty(&pagemap, home..home + BASE_PAGE)
+            .map_err(Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN)"));
         back = shift(uffd, home, parked);
     });
     // The call that did not wait has filled the hole.
@@ -115,6 +108,25 @@ fn open_window(way: Way) -> Result<Window, Failed> {
     let written = call != Seen::Waited || bytes[0] == 0;
     let whole = written && bytes[1..].iter().all(|byte| *byte == MARK);
     Ok(Window { call, left, whole })
+}
+
+/// Opens the pagemap of this process, and makes sure that it can be scanned: another file may be
+/// mounted there.
+fn open_pagemap() -> Result<KeptFd, Errno> {
+    let pagemap = sys::open_own("pagemap")?;
+    // An empty range only asks whether the kernel knows the request.
+    is_empty(&pagemap, 0..0)?;
+    Ok(pagemap)
+}
+
+/// Whether nothing is in a range, neither present nor swapped out.
+fn is_empty(pagemap: &KeptFd, range: Range<usize>) -> Result<bool, Errno> {
+    let there = page_is::PRESENT | page_is::SWAPPED;
+    let query = PageQuery { any_of: there, tell: there, ..PageQuery::default() };
+    let mut found = [PageRegion::default()];
+    // SAFETY: the scan protects nothing.
+    let scanned = unsafe { sys::pagemap_scan(pagemap.as_fd(), range, 0, &query, &mut found) };
+    scanned.map(|(count, _)| count == 0)
 }
 
 /// Registers two mappings of one page, and moves the page of the first one into the second one.

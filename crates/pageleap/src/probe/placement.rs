@@ -7,7 +7,7 @@ use super::around::{Around, Killed, typed};
 use super::finding::{Finding, State, Topic, Who};
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
-use crate::topology::{self, Topology, status_value};
+use crate::topology::{self, Topology};
 use crate::units::{BASE_PAGE, NodeId};
 
 /// The outcome of a call that a seccomp filter may refuse.
@@ -35,7 +35,8 @@ impl Allowed {
         let with_memory: Vec<NodeId> =
             nodes.iter().filter(|n| n.total_bytes > 0).map(|n| n.id).collect();
         let status = around.files.text_if_there(FILE).ok().flatten().unwrap_or_default();
-        let list = status_value(&status, "Mems_allowed_list").map(str::trim);
+        let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
+        let list = list.map(str::trim);
         let seen = match list {
             Some(list) => format!("{}: Mems_allowed_list: {list}", around.shown(FILE)),
             None => format!("{}: no Mems_allowed_list", around.shown(FILE)),

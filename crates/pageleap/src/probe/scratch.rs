@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use pageleap_sys::{self as sys, Advice, Errno};
 
-use crate::units::PageSize;
+use crate::units::{BASE_PAGE, PageSize};
 
 /// Readable and writable.
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
@@ -21,6 +21,19 @@ pub(super) struct Span {
 impl Span {
     pub(super) fn reserve(len: usize, align: usize) -> Result<Span, Errno> {
         Ok(Span { start: sys::reserve(len, align)?, len })
+    }
+
+    /// Private memory of whole base pages, writable and without pages, which children do not get.
+    pub(super) fn private(len: usize) -> Result<Span, Errno> {
+        let span = Span::reserve(len, BASE_PAGE)?;
+        // SAFETY: the range is the probe's own, and only reserved. If the process locks future
+        // mappings, memory that becomes accessible would be populated at once.
+        unsafe {
+            sys::unlock(span.start, len)?;
+            sys::protect(span.start, len, READ_WRITE)?;
+        }
+        span.advise(Advice::DontFork)?;
+        Ok(span)
     }
 
     /// Maps all of it to the beginning of a file.

@@ -6,13 +6,13 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-use pageleap_sys::{self as sys, Errno};
+use pageleap_sys::{self as sys, Errno, UFFD_DEVICE as DEVICE};
 
 use super::around::{Around, Killed, drop_in, is_plain};
 use super::features::{FEATURES, Feature};
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::scratch::Failed;
-use crate::backend::uffd::{DEVICE, EXCHANGE, MOVE_IN_PLACE, TRACKING, open_device};
+use crate::backend::uffd::{EXCHANGE, MOVE_IN_PLACE, TRACKING};
 
 const SYSCTL: &str = "proc/sys/vm/unprivileged_userfaultfd";
 /// What a process can do, and an attacker, that holds up the kernel's own faults.
@@ -71,7 +71,7 @@ impl Way {
                 sys::userfaultfd(self == Way::UserMode).map_err(Refused::Call)
             }
             Way::Device => {
-                let device = open_device().map_err(Refused::Open)?;
+                let device = sys::open_uffd_device().map_err(Refused::Open)?;
                 sys::userfaultfd_from_device(device.as_fd(), false).map_err(Refused::Call)
             }
         }

@@ -78,7 +78,7 @@ fn of_cpuset(files: &Bounded, warn: &mut dyn FnMut(Error)) -> Allowed {
 
 /// The file that sets the nodes of the cpuset of the process, as an absolute path below the root;
 /// `None` if the mounts do not tell.
-pub(crate) fn file_of_nodes(files: &SysFiles) -> Option<String> {
+pub fn file_of_nodes(files: &SysFiles) -> Option<String> {
     let group = Group::of_process(&Bounded::new(files)).ok()??;
     Some(format!("/{}/{}mems", group.directories().next()?, group.kind.prefix()))
 }

@@ -176,8 +176,8 @@ impl SysFiles {
         Error::SystemFile { path: self.shown(path), reason, remedy }
     }
 
-    /// A path in the form in which errors show it.
-    pub(crate) fn shown(&self, path: &str) -> String {
+    /// A path in the form in which errors show it: below the root, and [`escaped`].
+    pub fn shown(&self, path: &str) -> String {
         escaped(&self.root.join(path).display().to_string())
     }
 

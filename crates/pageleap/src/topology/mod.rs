@@ -26,11 +26,11 @@ mod reading;
 mod shown;
 mod walk;
 
-pub(crate) use cpuset::file_of_nodes;
+pub use cpuset::file_of_nodes;
 pub use files::SysFiles;
 pub use formats::id_list;
 pub(crate) use formats::{MountLine, available, parse_list, status_value, unescaped};
-pub(crate) use shown::escaped;
+pub use shown::escaped;
 
 /// The directory that describes the nodes.
 const NODES: &str = "sys/devices/system/node";
@@ -319,7 +319,7 @@ fn allows_node_by_status(node: u32) -> bool {
 }
 
 /// Whether the kernel shows nodes, that is, has support for several.
-pub(crate) fn has_nodes(files: &SysFiles) -> bool {
+pub fn has_nodes(files: &SysFiles) -> bool {
     read::has_nodes(files)
 }
 
@@ -328,6 +328,15 @@ pub(crate) fn huge_page_directory(node: NodeId, page_bytes: u64) -> PathBuf {
     let root = Path::new("/");
     let directory = root.join(read::huge_page_directory(has_nodes(&SysFiles::host()), node));
     directory.join(format!("hugepages-{}kB", page_bytes >> 10))
+}
+
+/// How many huge pages of `page_bytes` are free on all nodes and not reserved by mappings that have
+/// not touched them yet (`resv_hugepages`, Documentation/admin-guide/mm/hugetlbpage.rst). The kernel
+/// counts reservations for the whole machine only. `None` if it does not say.
+pub fn unreserved_huge_pages(files: &SysFiles, page_bytes: u64) -> Option<u64> {
+    let folder = format!("{HUGE_PAGES}/hugepages-{}kB", page_bytes >> 10);
+    let count = |name: &str| files.number(&format!("{folder}/{name}")).ok();
+    Some(count("free_hugepages")?.saturating_sub(count("resv_hugepages")?))
 }
 
 /// Reads one number from a file in [`huge_page_directory`].

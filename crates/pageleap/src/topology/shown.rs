@@ -3,8 +3,10 @@
 /// Characters of damaged text that an error shows.
 const MAX_SHOWN: usize = 40;
 
-/// The text with control characters escaped, because they could steer a terminal.
-pub(crate) fn escaped(text: &str) -> String {
+/// The text with control characters escaped, because they could steer a terminal. Errors and
+/// warnings show text of files so; a program that prints what [`SysFiles`](super::SysFiles) reads
+/// needs it too.
+pub fn escaped(text: &str) -> String {
     /// Line and paragraph separators, and characters that change the direction of text.
     const MISLEADING: [std::ops::RangeInclusive<char>; 3] =
         ['\u{200e}'..='\u{200f}', '\u{2028}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
