@@ -14,8 +14,11 @@ use crate::commands::{Workspace, output};
 use crate::files::{read, write};
 
 /// The crates whose interface other projects program against, and their folders.
-const CRATES: [(&str, &str); 2] =
-    [("pageleap", "crates/pageleap"), ("pageleap-alloc", "crates/alloc")];
+const CRATES: [(&str, &str); 3] = [
+    ("pageleap", "crates/pageleap"),
+    ("pageleap-alloc", "crates/alloc"),
+    ("pageleap-probe", "crates/probe"),
+];
 
 /// The list, in the folder of its crate.
 const FILE: &str = "public-api.txt";

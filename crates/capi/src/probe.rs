@@ -2,8 +2,8 @@
 
 use std::ffi::{CString, c_char};
 
-use pageleap::probe::{Capabilities, Demand, Finding};
 use pageleap::topology::SysFiles;
+use pageleap_probe::{Capabilities, Demand, Finding};
 
 use crate::boundary::{bad, flag, free, give, handle, nothing_yet, read, string, value, write};
 use crate::page_size::page_size;
@@ -102,7 +102,7 @@ pub struct pageleap_remedy {
 grows!(pageleap_remedy, 32, grants);
 
 fn texts(finding: &Finding, demand: &Demand) -> Texts {
-    use pageleap::probe::State;
+    use pageleap_probe::State;
     let state = match finding.state {
         State::Works => pageleap_state::PAGELEAP_WORKS,
         State::Limited => pageleap_state::PAGELEAP_LIMITED,

@@ -45,6 +45,9 @@ mod cgroup;
 mod engine;
 mod error;
 #[cfg(not(loom))]
+#[doc(hidden)]
+pub mod for_probe;
+#[cfg(not(loom))]
 mod forks;
 #[cfg(not(loom))]
 mod job;
@@ -60,8 +63,6 @@ mod placement;
 #[cfg(not(loom))]
 pub mod pool;
 mod priority;
-#[cfg(not(loom))]
-pub mod probe;
 #[cfg(not(loom))]
 pub mod process;
 #[cfg(not(loom))]

@@ -308,7 +308,7 @@ impl fmt::Display for Call {
 }
 
 /// A number of bytes for messages: `512 KiB`, `1.5 GiB`.
-pub(crate) fn human_bytes(bytes: u64) -> String {
+pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
     let mut unit = 0;

@@ -18,8 +18,8 @@ use common::{
     set_dumpable, skip, skip_page_size, soon, stamp, turn, works,
 };
 use pageleap::backend::{Advice, Call, Errno, Linux};
-use pageleap::probe::{Capabilities, Topic};
 use pageleap::{BASE_PAGE, Engine, Error, Migration, PageSize, Pool, Region, Report, audit};
+use pageleap_probe::{Capabilities, Topic};
 use refusing::Refusing;
 
 const AREA: usize = 64 << 10;

@@ -25,11 +25,11 @@ use in_place::{KINDS, leap, memory, migration, moved, pages_of, why_not, works};
 use io_uring::IoUring;
 use machine_settings::{CommitLimit, Cpuset, MappingLimit};
 use mapping::{Mapping, nodes_of, on_node};
-use pageleap::probe::{Capabilities, State, Topic};
 use pageleap::{
     BASE_PAGE, EngineName, Error, MemoryEngine, MemoryMigration, NodeId, PageOutcome, PageSize,
     PageTables, Placement, Reason, Report, Source, WarningKind,
 };
+use pageleap_probe::{Capabilities, State, Topic};
 
 const PART: usize = 2 << 20;
 const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

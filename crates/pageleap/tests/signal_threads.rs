@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use common::{StopOnDrop, address, can_follow, engines, leap, migration, soon};
 use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
-use pageleap::probe::{Capabilities, Topic};
 use pageleap::{Ended, Engine, Error, Region};
+use pageleap_probe::{Capabilities, Topic};
 
 // Threads
 // ------------------------------------------------------------------------------------------------

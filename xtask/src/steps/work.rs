@@ -188,7 +188,8 @@ fn miri(workspace: &Workspace) -> Result<Report> {
         Ok(version) => println!("{version}"),
         Err(reason) => return Ok(skipped(Step::Miri, reason, MIRI_REMEDY)),
     }
-    let mut command = workspace.cargo(&["+nightly", "miri", "test", "-p", "pageleap", "--lib"]);
+    let mut command = workspace.cargo(&["+nightly", "miri", "test", "--lib"]);
+    command.args(["-p", "pageleap", "-p", "pageleap-probe"]);
     let mut flags = env::var_os("MIRIFLAGS").unwrap_or_default();
     flags.push(" -Zmiri-disable-isolation");
     command.env("MIRIFLAGS", flags);

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 use pageleap::PageSize;
-use pageleap::probe::{Capabilities, Demand, Finding};
 use pageleap::topology::SysFiles;
+use pageleap_probe::{Capabilities, Demand, Finding};
 
 use crate::export::Exports;
 use crate::stop::Stop;
@@ -66,7 +66,7 @@ impl Diagnosis {
 
     /// Whether a leap is possible. Only a leap that succeeded proves it.
     fn leap_possible(&self) -> bool {
-        self.trial.state == pageleap::probe::State::Works && self.blockers().is_empty()
+        self.trial.state == pageleap_probe::State::Works && self.blockers().is_empty()
     }
 }
 

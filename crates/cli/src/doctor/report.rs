@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use pageleap::probe::{FEATURES, Finding, Need, State, Topic, Way};
+use pageleap_probe::{FEATURES, Finding, Need, State, Topic, Way};
 use serde::Serialize;
 
 use super::Diagnosis;

@@ -5,21 +5,21 @@ use std::os::fd::{AsFd, OwnedFd};
 use pageleap_sys::{self as sys, Errno, uffd_feature};
 
 /// Features for tracking writes to a memory file.
-pub(crate) const TRACKING: u64 = uffd_feature::PAGEFAULT_FLAG_WP
+pub const TRACKING: u64 = uffd_feature::PAGEFAULT_FLAG_WP
     | uffd_feature::WP_HUGETLBFS_SHMEM
     | uffd_feature::WP_UNPOPULATED
     | uffd_feature::WP_ASYNC;
 /// Features for exchanging page tables while writes are tracked.
-pub(crate) const EXCHANGE: u64 = TRACKING | uffd_feature::EVENT_REMAP | uffd_feature::MINOR_SHMEM;
+pub const EXCHANGE: u64 = TRACKING | uffd_feature::EVENT_REMAP | uffd_feature::MINOR_SHMEM;
 /// Features for holding back writers. POISON itself is not used. It stands for Linux 6.6: in
 /// earlier kernels UFFDIO_WRITEPROTECT can report success and leave pages of memory files
 /// unprotected (until 6.5 a huge page that is mapped again while it is split; until 6.3 where
 /// memory for page tables is short).
-pub(crate) const BARRIER: u64 =
+pub const BARRIER: u64 =
     uffd_feature::PAGEFAULT_FLAG_WP | uffd_feature::WP_HUGETLBFS_SHMEM | uffd_feature::POISON;
 
 /// Features for holding up who touches a page that has been taken away.
-pub(crate) const HOLD: u64 = uffd_feature::MISSING_SHMEM | uffd_feature::MINOR_SHMEM;
+pub const HOLD: u64 = uffd_feature::MISSING_SHMEM | uffd_feature::MINOR_SHMEM;
 /// The same with write-protection of memory files (Linux 5.19). No page is protected by it. But the
 /// kernel puts no huge entry into a range that is registered for it (MADV_COLLAPSE, which came with
 /// Linux 6.1, looks at nothing else), and a store through such an entry would be lost.
@@ -28,12 +28,11 @@ pub(crate) const HOLD_AGAINST_COLLAPSE: u64 =
 
 /// Features for holding up who touches a hugetlb page that has been taken away. No huge entry comes
 /// without a fault there: nothing has to be kept away as MADV_COLLAPSE is above.
-pub(crate) const HOLD_HUGETLB: u64 =
-    uffd_feature::MISSING_HUGETLBFS | uffd_feature::MINOR_HUGETLBFS;
+pub const HOLD_HUGETLB: u64 = uffd_feature::MISSING_HUGETLBFS | uffd_feature::MINOR_HUGETLBFS;
 
 /// Features for moving private memory in place: moving pages, and messages before pages are
 /// discarded and when a range is unmapped (Linux 6.8).
-pub(crate) const MOVE_IN_PLACE: u64 =
+pub const MOVE_IN_PLACE: u64 =
     uffd_feature::MOVE | uffd_feature::EVENT_REMOVE | uffd_feature::EVENT_UNMAP;
 
 /// A userfaultfd that holds up the kernel's accesses too, with these features. It comes from the

@@ -13,28 +13,29 @@ use crate::topology::SysFiles;
 
 /// One limit that applies to the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Limit {
+pub struct Limit {
     /// The file with the limit, relative to the root directory.
-    pub(crate) file: String,
+    pub file: String,
     /// The limit in bytes.
-    pub(crate) max: u64,
+    pub max: u64,
     /// Bytes that the process may still allocate under the limit.
-    pub(crate) left: u64,
+    pub left: u64,
 }
 
 /// The limits that apply to the process, as far as it can see them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Limits {
-    pub(crate) seen: Vec<Limit>,
+pub struct Limits {
+    /// Those that it can see.
+    pub seen: Vec<Limit>,
     /// Why further limits may apply.
-    pub(crate) hidden: Option<String>,
+    pub hidden: Option<String>,
 }
 
 /// Version 1 writes "no limit" as the largest number of pages.
 const NO_LIMIT: u64 = i64::MAX as u64 - 65_535;
 
 /// All memory limits. File pages that the kernel can drop count as left.
-pub(crate) fn memory(files: &SysFiles) -> Limits {
+pub fn memory(files: &SysFiles) -> Limits {
     let groups = groups(files, "memory");
     let [limit, usage, cached] = memory_files(groups.version);
     // Names in `memory.stat` of the file pages that the kernel can drop.
@@ -122,7 +123,7 @@ fn memory_files(version: Version) -> [&'static str; 3] {
 
 /// All limits on huge pages of hugetlb: those on pages in use, and those on pages that mappings
 /// have reserved (`rsvd`, Linux 5.7).
-pub(crate) fn huge_pages(files: &SysFiles, page_bytes: u64) -> Limits {
+pub fn huge_pages(files: &SysFiles, page_bytes: u64) -> Limits {
     let groups = groups(files, "hugetlb");
     let size = match page_bytes.trailing_zeros() {
         shift @ 30.. => format!("{}GB", 1u64 << (shift - 30)),

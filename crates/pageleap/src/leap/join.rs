@@ -32,7 +32,7 @@ const MOST_APART: u64 = 1024;
 
 /// How many mappings hugetlb pages become that one job moves, for the pages of each of its ranges:
 /// those that stay, one for each block, and those that wait for their neighbours meanwhile.
-pub(crate) fn mappings_apart(pages: &[u64]) -> (u64, u64) {
+pub fn mappings_apart(pages: &[u64]) -> (u64, u64) {
     let blocks = pages.iter().map(|pages| pages.div_ceil(BLOCK)).sum();
     let all: u64 = pages.iter().sum();
     (blocks, all.min(MOST_APART))

@@ -27,7 +27,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use join::mappings_apart;
+pub use join::mappings_apart;
 
 use crate::backend::Backend;
 use crate::engine::choice;

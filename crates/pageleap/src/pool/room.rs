@@ -19,7 +19,7 @@ use crate::topology::{SysFiles, Topology, available, unreserved_huge_pages};
 use crate::units::{NodeId, PageSize, human_bytes};
 
 /// Bytes that a pool leaves free for others.
-pub(super) const MARGIN: u64 = 64 << 20;
+pub const MARGIN: u64 = 64 << 20;
 /// Most bytes that a thread announces at once. A thread takes some 100 ms to fill them.
 pub(super) const MOST_ANNOUNCED: u64 = 256 << 20;
 /// A thread announces at most this part of the room. So the limits are exceeded only if others

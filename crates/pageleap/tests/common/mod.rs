@@ -16,11 +16,11 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pageleap::backend::{Ability, Call, Errno};
-use pageleap::probe::{Capabilities, Topic};
 use pageleap::{
     Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report, Warning,
     WarningKind, topology::Topology,
 };
+use pageleap_probe::{Capabilities, Topic};
 
 pub use cases::{End, case, no_core_dump, run_case};
 pub use places::{Place, each_place_once, places, places_in};

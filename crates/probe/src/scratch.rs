@@ -3,9 +3,8 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use pageleap::{BASE_PAGE, PageSize};
 use pageleap_sys::{self as sys, Advice, Errno};
-
-use crate::units::{BASE_PAGE, PageSize};
 
 /// Readable and writable.
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
@@ -13,18 +12,18 @@ const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 const NAME: &CStr = c"pageleap:probe";
 
 /// Address space that belongs to a probe until it is dropped.
-pub(super) struct Span {
-    pub(super) start: usize,
-    pub(super) len: usize,
+pub(crate) struct Span {
+    pub(crate) start: usize,
+    pub(crate) len: usize,
 }
 
 impl Span {
-    pub(super) fn reserve(len: usize, align: usize) -> Result<Span, Errno> {
+    pub(crate) fn reserve(len: usize, align: usize) -> Result<Span, Errno> {
         Ok(Span { start: sys::reserve(len, align)?, len })
     }
 
     /// Private memory of whole base pages, writable and without pages, which children do not get.
-    pub(super) fn private(len: usize) -> Result<Span, Errno> {
+    pub(crate) fn private(len: usize) -> Result<Span, Errno> {
         let span = Span::reserve(len, BASE_PAGE)?;
         // SAFETY: the range is the probe's own, and only reserved. If the process locks future
         // mappings, memory that becomes accessible would be populated at once.
@@ -37,24 +36,24 @@ impl Span {
     }
 
     /// Maps all of it to the beginning of a file.
-    pub(super) fn map(&self, file: BorrowedFd<'_>) -> Result<(), Errno> {
+    pub(crate) fn map(&self, file: BorrowedFd<'_>) -> Result<(), Errno> {
         // SAFETY: the range is the probe's own, and no other code knows its address.
         unsafe { sys::map_file(self.start, self.len, file, 0, READ_WRITE, false) }
     }
 
     /// Takes all access away. The address space stays the probe's.
-    pub(super) fn vacate(&self) -> Result<(), Errno> {
+    pub(crate) fn vacate(&self) -> Result<(), Errno> {
         // SAFETY: as above.
         unsafe { sys::vacate(self.start, self.len) }
     }
 
-    pub(super) fn advise(&self, advice: Advice) -> Result<(), Errno> {
+    pub(crate) fn advise(&self, advice: Advice) -> Result<(), Errno> {
         // SAFETY: as above.
         unsafe { sys::set_advice(self.start, self.len, advice) }
     }
 
     /// Drops the page table entries; the pages stay in the file.
-    pub(super) fn forget(&self) -> Result<(), Errno> {
+    pub(crate) fn forget(&self) -> Result<(), Errno> {
         // As it is under `mlockall(MCL_FUTURE)`: locked memory keeps its entries.
         // SAFETY: as above.
         unsafe { libc::munlock(self.start as *const libc::c_void, self.len) };
@@ -71,13 +70,13 @@ impl Span {
 
     /// Writes one byte into the page at `offset`. The page must be mapped writable, and be present
     /// or have memory.
-    pub(super) fn write(&self, offset: usize, value: u8) {
+    pub(crate) fn write(&self, offset: usize, value: u8) {
         assert!(offset < self.len);
         // SAFETY: inside a range that is ours; the callers have populated it.
         unsafe { std::ptr::write_volatile((self.start + offset) as *mut u8, value) }
     }
 
-    pub(super) fn read(&self, offset: usize) -> u8 {
+    pub(crate) fn read(&self, offset: usize) -> u8 {
         assert!(offset < self.len);
         // SAFETY: as above.
         unsafe { std::ptr::read_volatile((self.start + offset) as *const u8) }
@@ -92,13 +91,13 @@ impl Drop for Span {
 }
 
 /// A memory file that only its mapping keeps alive.
-pub(super) struct Scratch {
-    pub(super) span: Span,
+pub(crate) struct Scratch {
+    pub(crate) span: Span,
 }
 
 impl Scratch {
     /// `len` bytes, not populated. `huge_page_bits` as for `memfd_create`.
-    pub(super) fn new(
+    pub(crate) fn new(
         len: usize,
         align: usize,
         huge_page_bits: Option<u32>,
@@ -112,14 +111,14 @@ impl Scratch {
     }
 
     /// A hugetlb page of 2 MB, which is neither taken nor reserved.
-    pub(super) fn huge_without_page() -> Result<Scratch, Failed> {
+    pub(crate) fn huge_without_page() -> Result<Scratch, Failed> {
         let start = sys::map_huge_without_page()
             .map_err(Failed::at("mmap of a memory file of huge pages"))?;
         Ok(Scratch { span: Span { start, len: PageSize::Huge2M.bytes() } })
     }
 
     /// As [`Scratch::new`], with all pages present.
-    pub(super) fn populated(len: usize, align: usize) -> Result<Scratch, Failed> {
+    pub(crate) fn populated(len: usize, align: usize) -> Result<Scratch, Failed> {
         let scratch = Scratch::new(len, align, None)?;
         scratch
             .span
@@ -131,19 +130,19 @@ impl Scratch {
 
 /// A call that failed while something else was to be tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Failed {
-    pub(super) call: String,
-    pub(super) errno: Errno,
+pub(crate) struct Failed {
+    pub(crate) call: String,
+    pub(crate) errno: Errno,
 }
 
 impl Failed {
     /// Makes one of an error number.
-    pub(super) fn at(call: impl Into<String>) -> impl FnOnce(Errno) -> Failed {
+    pub(crate) fn at(call: impl Into<String>) -> impl FnOnce(Errno) -> Failed {
         let call = call.into();
         move |errno| Failed { call, errno }
     }
 
-    pub(super) fn seen(&self) -> String {
+    pub(crate) fn seen(&self) -> String {
         format!("{}: {}", self.call, self.errno)
     }
 }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use pageleap::BASE_PAGE;
+use pageleap::for_probe::{BARRIER, EXCHANGE, HOLD, HOLD_HUGETLB};
 use pageleap_sys::{self as sys, Errno, Thread, uffd_mode};
 
-use super::finding::{Finding, Topic};
-use super::scratch::{Failed, Scratch};
-use super::userfaultfd::{Way, WayFound};
-use crate::backend::uffd::{BARRIER, EXCHANGE, HOLD, HOLD_HUGETLB};
-use crate::units::BASE_PAGE;
+use crate::finding::{Finding, Topic};
+use crate::scratch::{Failed, Scratch};
+use crate::userfaultfd::{Way, WayFound};
 
 /// A way to hold accesses back.
 struct Hold {
@@ -75,13 +75,13 @@ const HOLDS: [Hold; 4] = [
 ];
 
 /// The finding about each way.
-pub(super) fn findings(ways: &[WayFound]) -> impl Iterator<Item = Finding> {
+pub(crate) fn findings(ways: &[WayFound]) -> impl Iterator<Item = Finding> {
     HOLDS.iter().map(|hold| judge(hold, ways, attempt(ways, hold)))
 }
 
 /// The outcome of a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(crate) enum Seen {
     /// A call that wrote there waited until it was let go.
     Waited,
     /// It did not wait.
@@ -127,7 +127,7 @@ fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<Seen, Failed>)
 }
 
 /// A memory file that [`waits`] reads from.
-pub(super) fn file_of_zeros() -> Result<OwnedFd, Failed> {
+pub(crate) fn file_of_zeros() -> Result<OwnedFd, Failed> {
     let file = sys::memfd_create(c"pageleap:probe", None).map_err(Failed::at("memfd_create"))?;
     sys::memfd_seal(file.as_fd(), BASE_PAGE)
         .map_err(Failed::at("ftruncate and seals of a memory file"))?;
@@ -137,7 +137,7 @@ pub(super) fn file_of_zeros() -> Result<OwnedFd, Failed> {
 /// Whether the kernel waits when it writes a byte to the start of a held range for a thread. Does
 /// something before it lets go of the range. When this function returns, no thread waits, and the
 /// range is not registered.
-pub(super) fn waits(
+pub(crate) fn waits(
     uffd: OwnedFd,
     zeros: OwnedFd,
     held: Range<usize>,
@@ -219,11 +219,12 @@ fn judge(hold: &Hold, ways: &[WayFound], tried: Option<(Way, Result<Seen, Failed
 
 #[cfg(all(test, not(miri)))]
 mod tests {
+    use pageleap::topology::SysFiles;
+
     use super::*;
-    use crate::probe::around::Around;
-    use crate::probe::finding::State;
-    use crate::probe::userfaultfd;
-    use crate::topology::SysFiles;
+    use crate::around::Around;
+    use crate::finding::State;
+    use crate::userfaultfd;
 
     #[test]
     fn only_what_waits_works() {

@@ -1,32 +1,32 @@
 //! The process that asks: its user, capabilities, namespace and filter. By these facts one error
 //! number is told apart from the same number for another reason.
 
+use pageleap::topology::{SysFiles, escaped};
 use pageleap_sys::{self as sys, Errno, Trial, call_apart};
 
-use super::finding::{Finding, Remedy, Topic, Who};
-use crate::topology::{SysFiles, escaped};
+use crate::finding::{Finding, Remedy, Topic, Who};
 
 /// What is known about the process before anything is tried.
 #[derive(Clone, Debug)]
-pub(super) struct Around {
-    pub(super) files: SysFiles,
+pub(crate) struct Around {
+    pub(crate) files: SysFiles,
     /// Whether `files` are those of this machine, so that calls may be tried.
-    pub(super) live: bool,
+    pub(crate) live: bool,
     /// Whether a seccomp filter applies; `None` if the question itself is refused.
-    pub(super) filtered: Option<bool>,
+    pub(crate) filtered: Option<bool>,
     /// Effective capabilities, as a mask.
-    pub(super) capabilities: u64,
+    pub(crate) capabilities: u64,
     /// Whether the process is in a user namespace of its own: its capabilities do not count on the
     /// machine then. `None` without `/proc`.
-    pub(super) in_user_namespace: Option<bool>,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
+    pub(crate) in_user_namespace: Option<bool>,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
     /// The user's name, where `/etc/passwd` has it.
-    pub(super) user: Option<String>,
+    pub(crate) user: Option<String>,
 }
 
 impl Around {
-    pub(super) fn read(files: &SysFiles) -> Around {
+    pub(crate) fn read(files: &SysFiles) -> Around {
         let live = files.root() == std::path::Path::new("/");
         // SAFETY: both calls only return a number.
         let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
@@ -49,13 +49,13 @@ impl Around {
 
     /// Whether the process has a capability on the machine. `None` if the capability may count in a
     /// user namespace only.
-    pub(super) fn can(&self, capability: u32) -> Option<bool> {
+    pub(crate) fn can(&self, capability: u32) -> Option<bool> {
         let held = self.capabilities >> capability & 1 == 1;
         if held { self.in_user_namespace.map(|own| !own) } else { Some(false) }
     }
 
     /// The user of the process, for messages.
-    pub(super) fn who(&self) -> String {
+    pub(crate) fn who(&self) -> String {
         match &self.user {
             Some(name) => name.clone(),
             None => format!("uid {}", self.uid),
@@ -64,7 +64,7 @@ impl Around {
 
     /// The text of a file without its last line break (`None` if the file cannot be read), and a
     /// line that says what was seen.
-    pub(super) fn read_line(&self, path: &str) -> (Option<String>, String) {
+    pub(crate) fn read_line(&self, path: &str) -> (Option<String>, String) {
         match self.files.text_if_there(path) {
             Ok(Some(text)) => {
                 let text = text.trim().to_owned();
@@ -78,18 +78,18 @@ impl Around {
     }
 
     /// A number from a file, and a line that says what was seen.
-    pub(super) fn read_number(&self, path: &str) -> (Option<u64>, String) {
+    pub(crate) fn read_number(&self, path: &str) -> (Option<u64>, String) {
         let (text, seen) = self.read_line(path);
         (text.and_then(|text| text.parse().ok()), seen)
     }
 
     /// A path as messages name it.
-    pub(super) fn shown(&self, path: &str) -> String {
+    pub(crate) fn shown(&self, path: &str) -> String {
         self.files.shown(path)
     }
 
     /// The reason for EPERM or ENOSYS of a call that the kernel itself would allow.
-    pub(super) fn refusal(&self, call: &str, errno: Errno) -> String {
+    pub(crate) fn refusal(&self, call: &str, errno: Errno) -> String {
         match self.filtered {
             Some(true) => {
                 format!("the seccomp filter of this process refuses {call} with {}", errno.name())
@@ -108,7 +108,7 @@ impl Around {
 
     /// If a filter applies, tries a call in a process apart, because the filter may end the caller.
     /// `Err` is the reason not to make the call.
-    pub(super) fn survives(
+    pub(crate) fn survives(
         &self,
         name: &str,
         call: &dyn Fn() -> Result<usize, Errno>,
@@ -126,17 +126,17 @@ impl Around {
 
 /// A call that ends the process which makes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Killed {
+pub(crate) struct Killed {
     name: String,
     signal: i32,
 }
 
 impl Killed {
-    pub(super) fn new(name: &str, signal: i32) -> Killed {
+    pub(crate) fn new(name: &str, signal: i32) -> Killed {
         Killed { name: name.to_owned(), signal }
     }
 
-    pub(super) fn seen(&self) -> String {
+    pub(crate) fn seen(&self) -> String {
         let signal = if self.signal == libc::SIGSYS {
             "SIGSYS".to_owned()
         } else {
@@ -146,7 +146,7 @@ impl Killed {
     }
 
     /// The finding about a topic that takes this call.
-    pub(super) fn finding(&self, topic: Topic, summary: impl Into<String>) -> Finding {
+    pub(crate) fn finding(&self, topic: Topic, summary: impl Into<String>) -> Finding {
         let reason =
             format!("the seccomp filter of this process ends it when it calls {}", self.name);
         Finding::missing(topic, summary, reason).ends_process().saw(self.seen())
@@ -155,7 +155,7 @@ impl Killed {
 
 /// Gives findings about calls that a filter refuses their remedies: the lines that let all of these
 /// calls through.
-pub(super) fn open_filter(around: &Around, findings: &mut [Finding]) {
+pub(crate) fn open_filter(around: &Around, findings: &mut [Finding]) {
     if around.filtered == Some(false) {
         return;
     }
@@ -237,7 +237,7 @@ fn allow_calls(calls: &[&str]) -> Vec<Remedy> {
 }
 
 /// The commands that give a systemd service one more setting.
-pub(super) fn drop_in(setting: &str) -> String {
+pub(crate) fn drop_in(setting: &str) -> String {
     let name = setting.split('=').next().unwrap_or_default().to_lowercase();
     format!(
         "mkdir -p /etc/systemd/system/<UNIT>.d && printf '[Service]\\n{setting}\\n' > \
@@ -246,14 +246,14 @@ pub(super) fn drop_in(setting: &str) -> String {
 }
 
 /// Whether a name can be part of a command as it is.
-pub(super) fn is_plain(name: &str) -> bool {
+pub(crate) fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with('-')
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }
 
 /// A path, if it can be part of a command as it is.
-pub(super) fn typed(path: &str) -> Option<&str> {
+pub(crate) fn typed(path: &str) -> Option<&str> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-/:@".contains(&b);
     path.bytes().all(plain).then_some(path)
 }
@@ -286,8 +286,7 @@ mod tests {
     #[cfg(not(miri))]
     fn what_files_say_reaches_neither_the_terminal_nor_a_shell_as_it_is() {
         let files = [("proc/sys/vm/max_map_count", "1\u{1b}[31m\u{7}\u{202e}\n")];
-        let (_, seen) =
-            super::super::tests::around(&files, None).read_line("proc/sys/vm/max_map_count");
+        let (_, seen) = crate::tests::around(&files, None).read_line("proc/sys/vm/max_map_count");
         assert!(seen.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{seen:?}");
         assert!(
             is_plain("user-1.x_y") && !is_plain("x$(id)y") && !is_plain("") && !is_plain("-rf")

@@ -1,14 +1,14 @@
 //! Judges which nodes memory and page tables come from, and whether the process may choose those
 //! nodes.
 
+use pageleap::topology::{self, Topology};
+use pageleap::{BASE_PAGE, NodeId};
 use pageleap_sys::{self as sys, Advice, Errno, Policy, Trial, call_apart};
 
-use super::around::{Around, Killed, typed};
-use super::finding::{Finding, State, Topic, Who};
-use super::memory::could_not_try;
-use super::scratch::{Failed, Scratch};
-use crate::topology::{self, Topology};
-use crate::units::{BASE_PAGE, NodeId};
+use crate::around::{Around, Killed, typed};
+use crate::finding::{Finding, State, Topic, Who};
+use crate::memory::could_not_try;
+use crate::scratch::{Failed, Scratch};
 
 /// The outcome of a call that a seccomp filter may refuse.
 #[derive(Clone, Debug)]
@@ -21,15 +21,15 @@ enum Attempt<T> {
 
 /// The nodes that the process may use, and all nodes with memory.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Allowed {
-    pub(super) with_memory: Vec<NodeId>,
-    pub(super) allowed: Vec<NodeId>,
+pub(crate) struct Allowed {
+    pub(crate) with_memory: Vec<NodeId>,
+    pub(crate) allowed: Vec<NodeId>,
     seen: String,
     known: bool,
 }
 
 impl Allowed {
-    pub(super) fn read(around: &Around, topology: Option<&Topology>) -> Allowed {
+    pub(crate) fn read(around: &Around, topology: Option<&Topology>) -> Allowed {
         const FILE: &str = "proc/self/status";
         let nodes = topology.map_or(&[][..], Topology::nodes);
         let with_memory: Vec<NodeId> =
@@ -47,13 +47,13 @@ impl Allowed {
     }
 }
 
-pub(super) fn findings_from_files(around: &Around, allowed: &Allowed) -> Vec<Finding> {
+pub(crate) fn findings_from_files(around: &Around, allowed: &Allowed) -> Vec<Finding> {
     vec![nodes(allowed), cpuset(around, allowed)]
 }
 
 /// The findings that need calls. Whether memory can be bound decides what AutoNUMA may do, so the
 /// trial of mbind comes first.
-pub(super) fn findings(around: &Around, allowed: &Allowed) -> Vec<Finding> {
+pub(crate) fn findings(around: &Around, allowed: &Allowed) -> Vec<Finding> {
     let mbind = judge_mbind(around, try_mbind(around, allowed));
     let autonuma = autonuma(around, allowed, Some(mbind.state == State::Works));
     vec![
@@ -326,7 +326,7 @@ fn judge_query(around: &Around, tried: Attempt<i32>) -> Finding {
 }
 
 /// `bound`: whether pools can be bound; `None` if that was not tried.
-pub(super) fn autonuma(around: &Around, allowed: &Allowed, bound: Option<bool>) -> Finding {
+pub(crate) fn autonuma(around: &Around, allowed: &Allowed, bound: Option<bool>) -> Finding {
     const FILE: &str = "proc/sys/kernel/numa_balancing";
     let topic = Topic::AutoNuma;
     let (mode, seen) = around.read_number(FILE);
@@ -379,7 +379,7 @@ pub(super) fn autonuma(around: &Around, allowed: &Allowed, bound: Option<bool>) 
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
-    use crate::probe::tests::around;
+    use crate::tests::around;
 
     fn allowed(with_memory: &[u32], allowed: &[u32]) -> Allowed {
         let ids = |ids: &[u32]| ids.iter().map(|id| NodeId(*id)).collect();

@@ -2,14 +2,12 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Capabilities;
-use super::demand::Demand;
-use super::finding::{Finding, State, Topic, Who};
-use crate::error::Error;
-use crate::leap::Migration;
-use crate::pool::Pool;
-use crate::region::Region;
-use crate::units::{BASE_PAGE, NodeId};
+use pageleap::for_probe::human_bytes;
+use pageleap::{BASE_PAGE, Error, Migration, NodeId, Pool, Region};
+
+use crate::Capabilities;
+use crate::demand::Demand;
+use crate::finding::{Finding, State, Topic, Who};
 
 /// Address space that pools, a region and their threads take in a trial. Without that much, an
 /// allocation would end the process.
@@ -64,7 +62,7 @@ impl Capabilities {
                     topic,
                     format!(
                         "{} in pages of {} leapt from node {route}{same}, contents right",
-                        crate::units::human_bytes(demand.trial_bytes() as u64),
+                        human_bytes(demand.trial_bytes() as u64),
                         demand.page
                     ),
                 )
@@ -143,7 +141,7 @@ impl From<Error> for Failure {
 }
 
 /// The findings that stand in the way of a leap. Those that the trial has disproved do not count.
-pub(super) fn blockers<'a>(
+pub(crate) fn blockers<'a>(
     demand: &Demand,
     findings: &'a [Finding],
     trial: &'a Finding,
@@ -162,8 +160,8 @@ pub(super) fn blockers<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::around::Killed;
     use super::*;
+    use crate::around::Killed;
 
     #[test]
     fn a_leap_that_would_end_the_process_is_not_tried() {

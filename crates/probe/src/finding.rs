@@ -247,10 +247,10 @@ pub enum Need {
     /// Proof that physical frames have changed.
     Verification,
     /// The engines that follow writes instead of forbidding them: all but
-    /// [`Engine::Mprotect`](crate::Engine::Mprotect).
+    /// [`Engine::Mprotect`](pageleap::Engine::Mprotect).
     Following,
-    /// The engine [`MemoryEngine::UffdMove`](crate::MemoryEngine::UffdMove), for memory that no pool
-    /// owns. [`MemoryEngine::Kernel`](crate::MemoryEngine::Kernel) moves such memory everywhere.
+    /// The engine [`MemoryEngine::UffdMove`](pageleap::MemoryEngine::UffdMove), for memory that no pool
+    /// owns. [`MemoryEngine::Kernel`](pageleap::MemoryEngine::Kernel) moves such memory everywhere.
     InPlace,
     /// Nothing.
     Nothing,
@@ -340,7 +340,7 @@ pub struct Remedy {
 }
 
 impl Remedy {
-    pub(super) fn new(who: Who, line: impl Into<String>, grants: impl Into<String>) -> Remedy {
+    pub(crate) fn new(who: Who, line: impl Into<String>, grants: impl Into<String>) -> Remedy {
         Remedy { who, line: line.into(), grants: grants.into() }
     }
 }
@@ -364,15 +364,15 @@ pub struct Finding {
     /// the topic is about would be ended too.
     pub ends_process: bool,
     /// The call that a seccomp filter refuses. One filter is changed for all of them at once.
-    pub(super) filtered: Option<&'static str>,
+    pub(crate) filtered: Option<&'static str>,
 }
 
 impl Finding {
-    pub(super) fn works(topic: Topic, summary: impl Into<String>) -> Finding {
+    pub(crate) fn works(topic: Topic, summary: impl Into<String>) -> Finding {
         Finding::of(topic, State::Works, summary, "")
     }
 
-    pub(super) fn limited(
+    pub(crate) fn limited(
         topic: Topic,
         summary: impl Into<String>,
         reason: impl Into<String>,
@@ -380,7 +380,7 @@ impl Finding {
         Finding::of(topic, State::Limited, summary, reason)
     }
 
-    pub(super) fn missing(
+    pub(crate) fn missing(
         topic: Topic,
         summary: impl Into<String>,
         reason: impl Into<String>,
@@ -388,7 +388,7 @@ impl Finding {
         Finding::of(topic, State::Missing, summary, reason)
     }
 
-    pub(super) fn unknown(
+    pub(crate) fn unknown(
         topic: Topic,
         summary: impl Into<String>,
         reason: impl Into<String>,
@@ -416,13 +416,13 @@ impl Finding {
     }
 
     /// Adds something that was seen.
-    pub(super) fn saw(mut self, what: impl Into<String>) -> Finding {
+    pub(crate) fn saw(mut self, what: impl Into<String>) -> Finding {
         self.observed.push(what.into());
         self
     }
 
     /// Adds a remedy, less preferable than those before.
-    pub(super) fn remedy(
+    pub(crate) fn remedy(
         mut self,
         who: Who,
         line: impl Into<String>,
@@ -433,19 +433,19 @@ impl Finding {
     }
 
     /// Notes that trying it ends the process.
-    pub(super) fn ends_process(mut self) -> Finding {
+    pub(crate) fn ends_process(mut self) -> Finding {
         self.ends_process = true;
         self
     }
 
     /// Notes that a filter may be why.
-    pub(super) fn filtered(mut self, call: &'static str) -> Finding {
+    pub(crate) fn filtered(mut self, call: &'static str) -> Finding {
         self.filtered = Some(call);
         self
     }
 
     /// Adds remedies that several findings share.
-    pub(super) fn remedies(mut self, remedies: impl IntoIterator<Item = Remedy>) -> Finding {
+    pub(crate) fn remedies(mut self, remedies: impl IntoIterator<Item = Remedy>) -> Finding {
         self.remedies.extend(remedies);
         self
     }

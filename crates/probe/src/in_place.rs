@@ -4,14 +4,14 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use pageleap::BASE_PAGE;
+use pageleap::for_probe::MOVE_IN_PLACE;
 use pageleap_sys::{self as sys, Advice, Errno, KeptFd, PageQuery, PageRegion, page_is, uffd_mode};
 
-use super::finding::{Finding, State, Topic, Who};
-use super::hold::{Seen, file_of_zeros, waits};
-use super::scratch::{Failed, Span};
-use super::userfaultfd::{Way, WayFound};
-use crate::backend::uffd::MOVE_IN_PLACE;
-use crate::units::BASE_PAGE;
+use crate::finding::{Finding, State, Topic, Who};
+use crate::hold::{Seen, file_of_zeros, waits};
+use crate::scratch::{Failed, Span};
+use crate::userfaultfd::{Way, WayFound};
 
 /// What the page contains. The call that writes to it writes a zero.
 const MARK: u8 = 0xa5;
@@ -32,7 +32,7 @@ struct Window {
 type Tried = Option<(Way, Result<Window, Failed>)>;
 
 /// Tries it by the first way that has the features. `found` is what was found about other topics.
-pub(super) fn finding(ways: &[WayFound], found: &[Finding]) -> Finding {
+pub(crate) fn finding(ways: &[WayFound], found: &[Finding]) -> Finding {
     refused_to_both(found).unwrap_or_else(|| judge(ways, attempt(ways)))
 }
 
@@ -196,13 +196,13 @@ fn judge(ways: &[WayFound], tried: Tried) -> Finding {
 
 #[cfg(all(test, not(miri)))]
 mod tests {
+    use pageleap::topology::SysFiles;
     use pageleap_sys::uffd_feature;
 
     use super::*;
-    use crate::probe::around::Around;
-    use crate::probe::finding::State;
-    use crate::probe::userfaultfd::{self, tests::found};
-    use crate::topology::SysFiles;
+    use crate::around::Around;
+    use crate::finding::State;
+    use crate::userfaultfd::{self, tests::found};
 
     const GOOD: Window = Window { call: Seen::Waited, left: true, whole: true };
 

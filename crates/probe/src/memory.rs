@@ -4,13 +4,13 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 
+use pageleap::for_probe::human_bytes;
+use pageleap::{BASE_PAGE, observe};
 use pageleap_sys::{self as sys, Advice, Errno};
 
-use super::around::Around;
-use super::finding::{Finding, State, Topic, Who};
-use super::scratch::{Failed, Scratch, Span};
-use crate::observe;
-use crate::units::{BASE_PAGE, human_bytes};
+use crate::around::Around;
+use crate::finding::{Finding, State, Topic, Who};
+use crate::scratch::{Failed, Scratch, Span};
 
 /// Bytes of a huge page of shared memory.
 const HUGE: usize = 2 << 20;
@@ -26,7 +26,7 @@ struct FileTrial {
     truncated: Result<(), Errno>,
 }
 
-pub(super) fn findings(around: &Around, room: Option<u64>) -> Vec<Finding> {
+pub(crate) fn findings(around: &Around, room: Option<u64>) -> Vec<Finding> {
     let (files, seals) = memory_files(around);
     vec![files, seals, populate(around), move_page_tables(around), shmem_thp(around, room)]
 }
@@ -346,14 +346,14 @@ fn judge_thp(around: &Around, tried: Result<ThpTrial, Failed>, switched_off: boo
 }
 
 /// A finding about something that could not be tried because an earlier step failed.
-pub(super) fn could_not_try(topic: Topic, failed: &Failed) -> Finding {
+pub(crate) fn could_not_try(topic: Topic, failed: &Failed) -> Finding {
     Finding::unknown(topic, "not tried", "a call that comes before it failed").saw(failed.seen())
 }
 
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
-    use crate::probe::tests::around;
+    use crate::tests::around;
 
     #[test]
     fn refused_memory_files_are_told_apart() {

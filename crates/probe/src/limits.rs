@@ -1,17 +1,15 @@
 //! Judges limits for a leap of the requested size. Pools and jobs check the same limits again, step
 //! by step.
 
+use pageleap::for_probe::{MARGIN, human_bytes, mappings_apart, memory_limits};
+use pageleap::topology::{Node, escaped};
+use pageleap::{BASE_PAGE, DEFAULT_AREA_BYTES, observe};
 use pageleap_sys::{self as sys, Errno, Resource, ResourceLimit};
 
-use super::around::{Around, drop_in, typed};
-use super::demand::Demand;
-use super::finding::{Finding, Remedy, Topic, Who};
-use super::placement::Allowed;
-use crate::cgroup;
-use crate::leap::{DEFAULT_AREA_BYTES, mappings_apart};
-use crate::observe;
-use crate::topology::{Node, escaped};
-use crate::units::human_bytes;
+use crate::around::{Around, drop_in, typed};
+use crate::demand::Demand;
+use crate::finding::{Finding, Remedy, Topic, Who};
+use crate::placement::Allowed;
 
 /// Mappings that every running leap takes besides those of its areas: reservations, aliases,
 /// attributes, threads.
@@ -19,10 +17,8 @@ const SPARE_MAPPINGS: u64 = 64;
 /// Address space that a leap takes besides pools and regions: threads with their stacks, and tables
 /// of frames.
 const SPARE_ADDRESS_SPACE: u64 = 64 << 20;
-/// Bytes that pools leave free on a node and in a cgroup.
-const MARGIN: u64 = 64 << 20;
 
-pub(super) fn findings(
+pub(crate) fn findings(
     around: &Around,
     demand: &Demand,
     nodes: &[Node],
@@ -47,7 +43,7 @@ fn both_pools(demand: &Demand) -> u64 {
 }
 
 /// A remedy that asks for the largest leap that fits; `None` if no leap fits.
-pub(super) fn ask_for_less(bytes: u64, demand: &Demand) -> Option<Remedy> {
+pub(crate) fn ask_for_less(bytes: u64, demand: &Demand) -> Option<Remedy> {
     let page_mb = (demand.page.bytes() as u64 >> 20).max(1);
     let mb = bytes >> 20;
     let mb = mb - mb % page_mb;
@@ -193,7 +189,7 @@ fn address_space(demand: &Demand) -> Finding {
         pool.saturating_add(alignment).saturating_mul(3).saturating_add(SPARE_ADDRESS_SPACE);
     let finding = if limit.soft.is_none() {
         Finding::works(topic, "address space is not limited")
-    } else if !sys::is_over_address_space_limit(crate::BASE_PAGE, needed) {
+    } else if !sys::is_over_address_space_limit(BASE_PAGE, needed) {
         Finding::works(topic, format!("address space suffices for {demand}"))
     } else {
         // The address space in use is below the limit, or nothing would run. So limit plus need
@@ -363,8 +359,8 @@ fn free_memory(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allow
 }
 
 /// The bytes that the strictest memory cgroup leaves; `None` without a limit.
-pub(super) fn cgroup_room(around: &Around) -> Option<u64> {
-    cgroup::memory(&around.files).seen.into_iter().map(|limit| limit.left).min()
+pub(crate) fn cgroup_room(around: &Around) -> Option<u64> {
+    memory_limits(&around.files).seen.into_iter().map(|limit| limit.left).min()
 }
 
 fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
@@ -378,7 +374,7 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
         )
         .saw(membership_seen);
     }
-    let limits = cgroup::memory(&around.files);
+    let limits = memory_limits(&around.files);
     let hidden = limits.hidden.as_deref();
     let Some(tightest) = limits.seen.iter().min_by_key(|limit| limit.left) else {
         return match hidden {
@@ -542,10 +538,11 @@ fn swap(around: &Around) -> Finding {
 
 #[cfg(all(test, not(miri)))]
 mod tests {
+    use pageleap::PageSize;
+
     use super::*;
-    use crate::probe::State;
-    use crate::probe::tests::around;
-    use crate::units::PageSize;
+    use crate::State;
+    use crate::tests::around;
 
     const MAPS: &str = "proc/sys/vm/max_map_count";
 
@@ -567,7 +564,7 @@ mod tests {
         );
         let huge = mappings(&around, &Demand { bytes: Some(u64::MAX), page: PageSize::Base });
         assert!(huge.remedies[0].line.ends_with(&format!("={}", i32::MAX)), "{huge:?}");
-        let none = super::super::tests::around(&[(MAPS, "10\n")], None);
+        let none = crate::tests::around(&[(MAPS, "10\n")], None);
         assert_eq!(mappings(&none, &Demand::default()).state, State::Missing);
     }
 
@@ -598,9 +595,9 @@ mod tests {
         assert!(finding.remedies[1].line.contains("memory/c/memory.limit_in_bytes"), "{finding:?}");
         assert_eq!(cgroup_memory(&around, &of(1, PageSize::Huge2M)).state, State::Works);
         let membership = ("proc/self/cgroup", "0::/\n");
-        let unmounted = super::super::tests::around(&[membership], None);
+        let unmounted = crate::tests::around(&[membership], None);
         assert_eq!(cgroup_memory(&unmounted, &of(1, PageSize::Base)).state, State::Unknown);
-        let unlimited = super::super::tests::around(
+        let unlimited = crate::tests::around(
             &[membership, ("sys/fs/cgroup/cgroup.controllers", "memory\n")],
             None,
         );

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use super::finding::{Finding, Need, State};
-use crate::units::{BASE_PAGE, PageSize, human_bytes};
+use pageleap::for_probe::human_bytes;
+use pageleap::{BASE_PAGE, PageSize};
+
+use crate::finding::{Finding, Need, State};
 
 /// The need that pages of a size add to those of every leap.
 const fn need_of(page: PageSize) -> Need {
@@ -70,7 +72,7 @@ impl fmt::Display for Demand {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::probe::Topic;
+    use crate::Topic;
 
     #[test]
     fn sizes_are_whole_pages_and_never_overflow() {

@@ -2,18 +2,18 @@
 
 use std::os::fd::AsFd;
 
+use pageleap::BASE_PAGE;
+use pageleap::for_probe::TRACKING;
 use pageleap_sys::{self as sys, PageQuery, PageRegion, page_is, scan_flag, uffd_mode};
 
-use super::around::Around;
-use super::finding::{Finding, Remedy, Topic, Who};
-use super::memory::could_not_try;
-use super::scratch::{Failed, Scratch};
-use super::userfaultfd::{Way, WayFound};
-use crate::backend::uffd::TRACKING;
-use crate::units::BASE_PAGE;
+use crate::around::Around;
+use crate::finding::{Finding, Remedy, Topic, Who};
+use crate::memory::could_not_try;
+use crate::scratch::{Failed, Scratch};
+use crate::userfaultfd::{Way, WayFound};
 
 /// Tries scans, and tracking by a way that has the features.
-pub(super) fn findings(around: &Around, ways: &[WayFound]) -> [Finding; 2] {
+pub(crate) fn findings(around: &Around, ways: &[WayFound]) -> [Finding; 2] {
     [judge_scan(around, pagemap_scan()), judge_tracking(try_tracking(ways))]
 }
 
@@ -108,7 +108,7 @@ fn judge_scan(around: &Around, tried: Result<bool, Failed>) -> Finding {
 }
 
 /// How `/proc` is mounted.
-pub(super) fn mount_proc() -> Remedy {
+pub(crate) fn mount_proc() -> Remedy {
     Remedy::new(
         Who::Root,
         "mount -t proc proc /proc",

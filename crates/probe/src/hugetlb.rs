@@ -2,17 +2,16 @@
 
 use std::fs::OpenOptions;
 
+use pageleap::for_probe::{huge_page_limits, human_bytes};
+use pageleap::topology::{Node, unreserved_huge_pages};
+use pageleap::{PageSize, observe};
 use pageleap_sys::{self as sys, Advice, Errno};
 
-use super::around::{Around, typed};
-use super::demand::Demand;
-use super::finding::{Finding, Remedy, State, Topic, Who};
-use super::limits::ask_for_less;
-use super::scratch::{Failed, Scratch};
-use crate::cgroup;
-use crate::observe;
-use crate::topology::{Node, unreserved_huge_pages};
-use crate::units::{PageSize, human_bytes};
+use crate::around::{Around, typed};
+use crate::demand::Demand;
+use crate::finding::{Finding, Remedy, State, Topic, Who};
+use crate::limits::ask_for_less;
+use crate::scratch::{Failed, Scratch};
 
 /// What trying one page of the hugetlb pool showed.
 #[derive(Clone, Debug)]
@@ -42,7 +41,7 @@ struct HugePool {
 }
 
 /// What is found of both sizes. The files alone tell something too.
-pub(super) fn findings(around: &Around, demand: &Demand, nodes: &[Node]) -> Vec<Finding> {
+pub(crate) fn findings(around: &Around, demand: &Demand, nodes: &[Node]) -> Vec<Finding> {
     let of_size = |page: PageSize| {
         let pools = pools(around, nodes, page);
         let trial = around.live.then(|| try_page(page, &pools));
@@ -217,7 +216,7 @@ impl HeldBack {
             seen: format!("{}: {left} more are free than reserved", around.shown(&folder)),
             group: None,
         });
-        let limits = cgroup::huge_pages(&around.files, page_bytes).seen.into_iter();
+        let limits = huge_page_limits(&around.files, page_bytes).seen.into_iter();
         let limits = limits.map(|limit| HeldBack {
             left: limit.left / page_bytes,
             why: format!("the hugetlb cgroup leaves {}", human_bytes(limit.left)),
@@ -384,7 +383,7 @@ fn reserve<'a>(wanted: &Wanted, pools: impl Iterator<Item = &'a HugePool>) -> Ve
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
-    use crate::probe::tests::around;
+    use crate::tests::around;
 
     fn pool(node: u32, free: u64, memory: u64) -> HugePool {
         let file =

@@ -1,16 +1,14 @@
 //! The kernel itself, the files that it shows, and what it hides.
 
+use pageleap::topology::{self, Topology};
+use pageleap::{BASE_PAGE, Error, observe};
 use pageleap_sys as sys;
 
-use super::around::Around;
-use super::finding::{Finding, Remedy, Topic, Who};
-use super::memory::could_not_try;
-use super::scratch::Scratch;
-use super::tracking::mount_proc;
-use crate::error::Error;
-use crate::observe;
-use crate::topology::{self, Topology};
-use crate::units::BASE_PAGE;
+use crate::around::Around;
+use crate::finding::{Finding, Remedy, Topic, Who};
+use crate::memory::could_not_try;
+use crate::scratch::Scratch;
+use crate::tracking::mount_proc;
 
 /// Why files of another root are missing.
 const NOT_IN_ROOT: &str = "the folder does not have it, or its permissions are closed";
@@ -24,14 +22,14 @@ const PROC_FILES: [&str; 6] = [
     "proc/sys/vm/min_free_kbytes",
 ];
 
-pub(super) fn findings_from_files(
+pub(crate) fn findings_from_files(
     around: &Around,
     topology: &Result<Topology, Error>,
 ) -> Vec<Finding> {
     vec![kernel(around), procfs(around), sysfs(around, topology)]
 }
 
-pub(super) fn findings(around: &Around) -> Vec<Finding> {
+pub(crate) fn findings(around: &Around) -> Vec<Finding> {
     vec![base_page(), frame_numbers(around)]
 }
 
@@ -207,8 +205,8 @@ fn frame_numbers(around: &Around) -> Finding {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
-    use crate::probe::State;
-    use crate::probe::tests::around;
+    use crate::State;
+    use crate::tests::around;
 
     #[test]
     fn files_that_are_missing_are_named() {

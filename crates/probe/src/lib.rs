@@ -4,6 +4,16 @@
 //! settings that no call shows. The result is a list of [`Finding`]s: a state, what was seen, the
 //! reason, and remedies with their price. [`Capabilities::try_leap`] does a leap of a few pages.
 //!
+//! ```no_run
+//! use pageleap_probe::{Capabilities, Demand, Topic};
+//!
+//! let found = Capabilities::probe();
+//! if !found.has(Topic::Freeze) {
+//!     println!("{}", found.get(Topic::Freeze).unwrap()); // why the engine precopy is out of reach
+//! }
+//! println!("{}", found.try_leap(&Demand::default()));
+//! ```
+//!
 //! **Invariant:** a probe leaves no mapping, descriptor, policy or limit changed, so that it may
 //! run in any thread of a busy program. Descriptors are close-on-exec. The memory policy of a task
 //! is only set in a process apart. If a seccomp filter applies, calls that few programs make
@@ -13,6 +23,13 @@
 //!
 //! Deciding is apart from trying: functions named `judge` turn an outcome into a finding without
 //! touching the system.
+//!
+//! What a pool or a job checks is judged by the library's own rule, which comes by its public
+//! interface or by `pageleap::for_probe`, and never by a copy. Estimates for a leap that nobody has
+//! started, such as the address space of threads, are this crate's own.
+
+#![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
+#![cfg(target_os = "linux")]
 
 mod around;
 mod demand;
@@ -35,8 +52,9 @@ pub use features::{FEATURES, Feature};
 pub use finding::{Finding, Need, Remedy, State, Topic, Who};
 pub use userfaultfd::{Way, WayFound};
 
-use crate::topology::{Node, SysFiles, Topology};
-use crate::units::NodeId;
+use pageleap::NodeId;
+use pageleap::topology::{Node, SysFiles, Topology};
+
 use around::Around;
 use placement::Allowed;
 
@@ -178,7 +196,7 @@ mod tests {
     use super::*;
 
     /// Surroundings with files of their own, which go when it is dropped.
-    pub(super) struct Scene(Around);
+    pub(crate) struct Scene(Around);
 
     impl std::ops::Deref for Scene {
         type Target = Around;
@@ -202,7 +220,7 @@ mod tests {
 
     /// Files below a folder that is made for the test, looked at by an ordinary user without a
     /// filter.
-    pub(super) fn around(files: &[(&str, &str)], user: Option<&str>) -> Scene {
+    pub(crate) fn around(files: &[(&str, &str)], user: Option<&str>) -> Scene {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("pageleap-probe-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
         let root = std::env::temp_dir().join(name);
@@ -268,7 +286,7 @@ mod tests {
             ("sys/fs/cgroup/memory.current", &most),
             ("sys/fs/cgroup/memory.stat", &format!("active_file {most}\ninactive_file {most}")),
         ];
-        for page in [crate::PageSize::Base, crate::PageSize::Huge2M] {
+        for page in [pageleap::PageSize::Base, pageleap::PageSize::Huge2M] {
             for bytes in [None, Some(1), Some(u64::MAX)] {
                 let found =
                     Capabilities::probe_with(&around(&files, None).files, &Demand { bytes, page });

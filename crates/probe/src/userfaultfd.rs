@@ -6,13 +6,13 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
+use pageleap::for_probe::{EXCHANGE, MOVE_IN_PLACE, TRACKING};
 use pageleap_sys::{self as sys, Errno, UFFD_DEVICE as DEVICE};
 
-use super::around::{Around, Killed, drop_in, is_plain};
-use super::features::{FEATURES, Feature};
-use super::finding::{Finding, Remedy, Topic, Who};
-use super::scratch::Failed;
-use crate::backend::uffd::{EXCHANGE, MOVE_IN_PLACE, TRACKING};
+use crate::around::{Around, Killed, drop_in, is_plain};
+use crate::features::{FEATURES, Feature};
+use crate::finding::{Finding, Remedy, Topic, Who};
+use crate::scratch::Failed;
 
 const SYSCTL: &str = "proc/sys/vm/unprivileged_userfaultfd";
 /// What a process can do, and an attacker, that holds up the kernel's own faults.
@@ -57,7 +57,7 @@ impl Way {
     }
 
     /// A descriptor that has shaken hands for features.
-    pub(super) fn open_with(self, features: u64) -> Result<OwnedFd, Failed> {
+    pub(crate) fn open_with(self, features: u64) -> Result<OwnedFd, Failed> {
         let refused =
             |refused: Refused| Failed::at(self.text())(refused.errno().unwrap_or(Errno(0)));
         let uffd = self.open().map_err(refused)?;
@@ -128,7 +128,7 @@ impl WayFound {
         self.refused.is_none()
     }
 
-    pub(super) fn has(&self, features: u64) -> bool {
+    pub(crate) fn has(&self, features: u64) -> bool {
         self.features & features == features
     }
 }
@@ -162,7 +162,7 @@ fn try_way(around: &Around, way: Way) -> WayFound {
 }
 
 /// Tries all ways and features. Only for a live kernel.
-pub(super) fn findings(around: &Around) -> (Vec<WayFound>, Vec<Finding>) {
+pub(crate) fn findings(around: &Around) -> (Vec<WayFound>, Vec<Finding>) {
     let ways: Vec<WayFound> = Way::ALL.into_iter().map(|way| try_way(around, way)).collect();
     let device = Device::look(around);
     let findings = ways.iter().map(|found| judge_way(around, &ways, found, &device)).collect();
@@ -423,17 +423,17 @@ fn missing_device(device: &Device) -> Vec<Remedy> {
 }
 
 #[cfg(all(test, not(miri)))]
-pub(super) mod tests {
+pub(crate) mod tests {
     use pageleap_sys::uffd_feature;
 
     use super::*;
-    use crate::probe::State;
-    use crate::probe::tests::around;
+    use crate::State;
+    use crate::tests::around;
 
     const ALL: Option<u64> = Some((1 << FEATURES.len()) - 1);
 
     /// A way that gives descriptors with these features, or a way that is refused.
-    pub(in crate::probe) fn found(way: Way, features: Option<u64>) -> WayFound {
+    pub(crate) fn found(way: Way, features: Option<u64>) -> WayFound {
         let refused = features.is_none().then_some(Refused::Call(Errno(libc::EPERM)));
         WayFound { way, features: features.unwrap_or(0), refused, denied: Vec::new() }
     }
