@@ -13,6 +13,15 @@ use crate::finding::{Finding, State, Topic, Who};
 /// allocation would end the process.
 const ADDRESS_SPACE: u64 = 64 << 20;
 
+/// Topics whose calls a leap makes, of those that a filter may answer by ending the process.
+const TAKEN: [Topic; 5] = [
+    Topic::Mbind,
+    Topic::PlacementQuery,
+    Topic::PageTablePlacement,
+    Topic::Userfaultfd,
+    Topic::UserfaultfdUserMode,
+];
+
 impl Capabilities {
     /// Moves a few pages of the demanded size from the first node to each other one that the
     /// process may use, and back (on a machine with one node, between two pools), checks that every
@@ -28,7 +37,7 @@ impl Capabilities {
             );
         }
         // A filter that ends the caller would end this process too.
-        for wanted in [Topic::Mbind, Topic::PlacementQuery, Topic::PageTablePlacement] {
+        for wanted in TAKEN {
             if let Some(fatal) = self.get(wanted).filter(|finding| finding.ends_process) {
                 let summary = "not tried: it would end the process";
                 return Finding::missing(topic, summary, fatal.reason.clone())
@@ -165,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_leap_that_would_end_the_process_is_not_tried() {
-        for topic in [Topic::Mbind, Topic::PlacementQuery, Topic::PageTablePlacement] {
+        for topic in TAKEN {
             let fatal = Killed::new("a call", libc::SIGSYS).finding(topic, "");
             let found = Capabilities {
                 findings: vec![fatal.clone()],

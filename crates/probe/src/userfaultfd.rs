@@ -259,9 +259,7 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
     let summary = format!("{text} is refused");
     let enough = format!("{DEVICE} works, which is enough: nothing needs to change");
     let finding = match (found.way, refused, refused.errno().unwrap_or(Errno(0)).0) {
-        (_, Refused::Killed(killed), _) if device_opens => {
-            return killed.finding(topic, summary).saw(enough);
-        }
+        // The device is no way around it: jobs make the call first.
         (_, Refused::Killed(killed), _) => {
             return killed.finding(topic, summary).filtered("userfaultfd").saw(sysctl_seen);
         }
