@@ -32,14 +32,13 @@ pub struct RegionId(pub u64);
 /// own (`docs/adr/0029`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EngineName {
-    // First, so that it is the order of names in reports.
-    number: u32,
     name: &'static str,
+    number: u32,
 }
 
 impl EngineName {
     pub(crate) const fn new(name: &'static str, number: u32) -> EngineName {
-        EngineName { number, name }
+        EngineName { name, number }
     }
 
     /// In options and reports, such as `wp-sync`.

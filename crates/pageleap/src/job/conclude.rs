@@ -64,7 +64,9 @@ impl<M: Mover> Running<M> {
         for run in &runs {
             pages.add(run.outcome, (run.range.len() / settings.page_bytes) as u64);
         }
-        let uses = state.tally.moved.iter().map(|((item, by), pages)| EngineUse {
+        let mut moved: Vec<_> = state.tally.moved.iter().collect();
+        moved.sort_by_key(|((item, _), pages)| (*item, std::cmp::Reverse(**pages)));
+        let uses = moved.into_iter().map(|((item, by), pages)| EngineUse {
             source: items[*item].source,
             range: items[*item].bytes(),
             engine: by.engine,

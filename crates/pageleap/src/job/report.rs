@@ -235,7 +235,7 @@ pub struct Report {
     pub engine: EngineName,
     /// Why that one.
     pub engine_reason: String,
-    /// Pages that have moved, by range and engine: within a job
+    /// Pages that have moved, by range and engine, of each range the most first: within a job
     /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) takes another one while few threads come
     /// to wait, where the first is refused, where nobody may write, and where writers are too fast
     /// to be followed.
