@@ -1,5 +1,5 @@
-//! Which engine a job gets, and which engine moves an area of it. Pure: what takes system calls is
-//! asked by the caller.
+//! Which engine a job gets, and which engine moves an area of it. Pure: the caller makes the system
+//! calls.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,29 +9,31 @@ use crate::backend::{Ability, Call, Errno};
 use crate::error::{Error, closed_pagemap};
 use crate::units::PageSize;
 
-/// After this many refused calls an area is moved by [another engine](stand_in), which needs fewer.
+/// After this many refused calls an area is moved by [another engine](stand_in), which depends on
+/// fewer calls.
 const MOST_REFUSALS: u32 = 2;
 
 /// Which engine to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// The best that works here, chosen for each area anew. While few threads come to wait, it is an
-    /// engine that closes areas before it copies them ([`Engine::StopCopy`], or [`Engine::Mprotect`]
-    /// with writers held back); otherwise it is one that follows writes. Where an engine may be used
-    /// that lets no system call fail, none is taken that does. While another process traces the
-    /// job's threads, it is one whose [readers never wait](Engine::readers_wait). The rules and their
-    /// reasons: `docs/protocol.md`, section 3.6.
+    /// Chooses the best engine that works here, for each area anew. While contention is low (few
+    /// threads wait in windows), it is an engine that closes areas before it copies them
+    /// ([`Engine::StopCopy`], or [`Engine::Mprotect`] with writers held); otherwise it is one that
+    /// tracks writes. If an engine is permitted under which no system call fails, no other kind is
+    /// used. While another process traces the job's threads (`ptrace`), it is one whose
+    /// [readers never wait](Engine::readers_wait). The rules and their reasons: `docs/protocol.md`,
+    /// section 3.6.
     #[default]
     Auto,
-    /// This one, or an error. Areas that it cannot move stay where they are, *failed*, and so do
-    /// those of a job that is traced if its readers wait. One kind of area is moved by
-    /// [`Engine::Mprotect`] whatever is asked for: an area that nobody may write. There is nothing to
-    /// follow, so the engines differ in nothing but what they cost. Reports name it.
+    /// Uses this engine, or fails with an error. Areas that it cannot move stay, *failed*; so do
+    /// all areas while the job is traced, if the engine makes readers wait. One exception: an area
+    /// that nobody may write is moved by [`Engine::Mprotect`] whichever engine is asked for,
+    /// because there are no writes to track and it costs least. Reports name it.
     Only(Engine),
 }
 
 impl EngineChoice {
-    /// All choices: [`EngineChoice::Auto`], then the engines, the best first.
+    /// All choices: [`EngineChoice::Auto`], then the engines in the order of [`Engine::ALL`].
     pub const ALL: [EngineChoice; Engine::ALL.len() + 1] = {
         let mut all = [EngineChoice::Auto; Engine::ALL.len() + 1];
         let mut at = 0;
@@ -42,7 +44,7 @@ impl EngineChoice {
         all
     };
 
-    /// The engine that is asked for by name.
+    /// The engine that is asked for by name; `None` for `auto`.
     pub fn forced(self) -> Option<Engine> {
         match self {
             EngineChoice::Auto => None,
@@ -83,18 +85,19 @@ impl fmt::Display for EngineChoice {
 #[derive(Debug)]
 pub(crate) struct Chosen<T> {
     pub(crate) engine: Engine,
-    /// Why that one, in words.
+    /// The reason for this engine, in words.
     pub(crate) reason: String,
-    /// What was opened for it, if it needs that.
+    /// The tracker that was opened for it, if it needs one.
     pub(crate) tracker: Option<T>,
-    /// The engine for areas for which few threads come to wait, and what was opened for it.
+    /// The engine for areas with low contention, and the tracker that was opened for it.
     pub(crate) at_low_contention: Option<(Engine, Option<T>)>,
 }
 
-/// Chooses the engine for a job: the first of the table that moves such pages and whose tracker
-/// `open` opens, or the one that is asked for. Engines that raise signals are left out if the
-/// library's handler is not in place, which `handler` says, and where only a shortage keeps an
-/// engine from working that lets no system call fail.
+/// Chooses the engine for a job: the one that is asked for, or the first in `auto`'s order that
+/// moves such pages and whose tracker `open` opens. Engines that raise signals are left out if
+/// `handler` says that the library's SIGSEGV handler is not in place. They are also left out if an
+/// engine without signals is permitted and only lacks a resource at the moment (`EMFILE`, `ENFILE`,
+/// `ENOMEM`): then the result is an error.
 pub(crate) fn for_job<T>(
     choice: EngineChoice,
     page: PageSize,
@@ -156,8 +159,8 @@ pub(crate) fn for_job<T>(
     unreachable!("the last resort needs nothing that could be refused")
 }
 
-/// The engines to try, in this order, and whether that is for the second time: a shortage may be
-/// over by then.
+/// The engines to try, in order; `true` marks a second try of an engine without signals, because a
+/// shortage may be over by then.
 fn to_try(forced: Option<Engine>, page: PageSize) -> impl Iterator<Item = (Engine, bool)> {
     let all = Engine::preferred(page);
     let of = move |signals| all.into_iter().filter(move |engine| engine.signals() == signals);
@@ -167,8 +170,9 @@ fn to_try(forced: Option<Engine>, page: PageSize) -> impl Iterator<Item = (Engin
     all.filter(move |(one, _)| forced.is_none_or(|forced| forced == *one))
 }
 
-/// Why no engine is taken, although one that raises signals would work: this process may use one
-/// that lets no system call fail, and only lacks something for the moment.
+/// The error if no engine without signals could be opened because of a shortage. An engine that
+/// raises signals would work, but is not taken: the process may use one under which no system call
+/// fails.
 fn short_of(engine: Engine, reason: String) -> Error {
     let remedy = "raise the limit (open files: ulimit -n; memory: that of the cgroup), or ask for an \
                   engine that needs less by name (precopy-protect, mprotect), which lets system calls \
@@ -177,16 +181,16 @@ fn short_of(engine: Engine, reason: String) -> Error {
     Error::EngineRefused { engine: engine.name(), reason, remedy }
 }
 
-/// Why an engine cannot work.
+/// The reason why an engine cannot work.
 struct Unusable {
     reason: String,
     remedy: &'static str,
-    /// Whether something is short that may be there later. Where the engine is not allowed or not
-    /// known, the kernel says so first.
+    /// Whether a resource is short that may be available later. If the engine is not permitted or
+    /// not known, the kernel reports that first.
     is_short: bool,
 }
 
-/// Opens what an engine needs, or says why it cannot work, and what to do about it.
+/// Opens the tracker that an engine needs, or returns why it cannot work, and the remedy.
 fn try_engine<T>(
     engine: Engine,
     page: PageSize,
@@ -207,7 +211,8 @@ fn try_engine<T>(
     };
     open(ability).map(Some).map_err(|(call, errno)| {
         let reason = format!("the engine {engine} needs {words}, and {call} failed with {errno}");
-        // The doctor is another process, which may open it.
+        // The remedy is not `pageleap doctor`: it is another process, which may be able to open the
+        // file.
         if let Some((why, remedy)) = closed_pagemap(call, errno) {
             let reason = format!("{reason}: {why}; {remedy}");
             let remedy = "or let the engine be chosen (auto)";
@@ -218,12 +223,12 @@ fn try_engine<T>(
     })
 }
 
-/// Whether a call was refused for want of descriptors or kernel memory, which may be there later.
+/// Whether a call failed for lack of descriptors or kernel memory, which may be available later.
 pub(crate) fn is_shortage(errno: Errno) -> bool {
     matches!(errno.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM)
 }
 
-/// What is known of an area before an attempt.
+/// The facts about an area and its job that select the engine of an attempt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Situation {
     /// The job's engine.
@@ -232,8 +237,8 @@ pub(crate) struct Situation {
     pub(crate) may_fall_back: bool,
     /// The [engine](stand_in) for such areas, if it can be used.
     pub(crate) stand_in: Option<Engine>,
-    /// Whether the job has a tracker, and a thread that reads its messages as far as that is
-    /// needed.
+    /// Whether the job has a tracker and, if the engine needs it, a thread that reads the tracker's
+    /// messages.
     pub(crate) has_tracker: bool,
     /// Whether the kernel has refused to exchange page tables, and will do so again.
     pub(crate) exchange_unsupported: bool,
@@ -242,11 +247,11 @@ pub(crate) struct Situation {
     /// Whether the user may write to the area.
     pub(crate) writable: bool,
     pub(crate) page: PageSize,
-    /// Whether its writers are to be held back from the start.
+    /// Whether its writers are to be held from the start.
     pub(crate) hold: bool,
-    /// The job's engine for areas for which few threads come to wait.
+    /// The job's engine for areas with low contention.
     pub(crate) at_low_contention: Option<Engine>,
-    /// Whether few threads would come to wait for this area.
+    /// Whether contention for this area is low (few threads would wait in its window).
     pub(crate) low_contention: bool,
 }
 
@@ -257,25 +262,25 @@ pub(crate) struct AreaEngine {
     pub(crate) why: Why,
 }
 
-/// Why an area is moved by its engine.
+/// The reason why an area is moved by its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Why {
-    /// It is the job's.
+    /// It is the job's engine.
     AsChosen,
-    /// The job's engine was refused.
+    /// The job's engine was refused, so another one takes its place.
     NotFollowed,
-    /// Few threads come to wait, so the area is closed before it is copied.
+    /// Contention is low, so the area is closed before it is copied.
     LowContention,
-    /// Too many threads would wait if the area was closed before it is copied.
+    /// Contention is high: too many threads would wait if the area was closed before it is copied.
     Contended,
-    /// A tracer follows the job's threads, and readers would wait with the job's engine.
+    /// A tracer (`ptrace`) follows the job's threads, and readers would wait with the job's engine.
     Traced,
-    /// For this reason, in words, from which the job concludes nothing.
+    /// Another reason, in words, from which the job concludes nothing.
     Because(&'static str),
 }
 
 impl Why {
-    /// Writers are held back from the start.
+    /// Writers were held from the start.
     pub(crate) const HELD: Why = Why::Because(
         "writers were held back: as asked for, or because copies beside them had to be made again \
          too often",
@@ -285,9 +290,9 @@ impl Why {
         Why::Because("nobody may write there, so there is nothing to follow");
 }
 
-/// The engine for areas that the job's engine cannot move. An engine that lets no system call fail
-/// is not replaced by one that does: a program that was promised whole calls does not repeat them,
-/// and may block the signal.
+/// The stand-in: the engine for areas that the job's engine cannot move. An engine under which no
+/// system call fails is replaced only by another such engine. A program that relies on that promise
+/// does not repeat failed calls, and may block SIGSEGV.
 pub(crate) fn stand_in(engine: Engine) -> Option<Engine> {
     if engine.signals() {
         return Some(Engine::LAST_RESORT);
@@ -323,10 +328,12 @@ pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
     }
 }
 
-/// The engine for an area that the job's engine cannot move. If there is none, the area stays.
+/// The engine for an area that the job's engine cannot move. If there is none, the job's engine is
+/// tried until the area is given up.
 fn instead(situation: &Situation) -> AreaEngine {
     let Situation { engine, stand_in, has_tracker, exchange_unsupported, .. } = *situation;
-    // It has a tracker of its own, and needs no thread to read messages.
+    // An engine that closes areas first has a tracker of its own, whose messages no thread has to
+    // read.
     let closing = situation.at_low_contention.filter(|other| {
         let Profile { signals, needs_exchange, .. } = *other.profile();
         !(signals || needs_exchange && exchange_unsupported)
@@ -525,7 +532,7 @@ mod tests {
             let chosen = for_job(EngineChoice::Auto, page, &Ok(()), soon).unwrap();
             assert!(!chosen.engine.signals(), "{chosen:?}");
         }
-        // Where some engine works, what the others lack is no matter.
+        // If some engine works, a shortage that the others met does not matter.
         let only_last = |ability| match ability {
             Ability::HoldWriters => Ok(()),
             _ => Err((Call::OpenTracker, Errno(libc::EMFILE))),
@@ -589,7 +596,7 @@ mod tests {
         assert_eq!(pairs, wanted);
     }
 
-    /// Kernels differ in what they can do. Nothing but the last two lets a system call fail.
+    /// Kernels differ in their abilities. Only with the last two engines may a system call fail.
     #[test]
     fn hugetlb_pages_are_stopped_and_copied_where_nothing_better_opens() {
         let only = |wanted: Ability| {

@@ -1,8 +1,8 @@
-//! What attempts of all engines share: how they end, how the span comes to map the new frames, and
-//! calls that are repeated until they succeed.
+//! Shared by all engines: how an attempt ends, how the span comes to map the new frames, and calls
+//! that are repeated until they succeed.
 //!
-//! Nothing here allocates, logs, calls back or touches the span: the allocator of the process may
-//! live there.
+//! Nothing here allocates, logs, calls back or touches the span, because the process's allocator
+//! may live there.
 
 use std::time::Duration;
 
@@ -25,18 +25,18 @@ use crate::units::BASE_PAGE;
 pub(crate) enum AttemptResult {
     /// The span maps the new frames.
     Migrated,
-    /// A writer interrupted; the span maps its old frames.
+    /// A writer dirtied the area during the copy; the span maps its old frames.
     Dirty,
-    /// A system call refused to help; the span maps its old frames.
+    /// A system call failed; the span maps its old frames.
     Refused(Call, Errno),
 }
 
-/// The answer to an exchange of page tables that are those of several mappings, or of none. The
-/// kernel has not touched them.
+/// The error of `mremap` (EFAULT) if the range is several mappings or has no mapping. The kernel
+/// has not changed its page tables.
 pub(crate) const SPLIT: Errno = Errno(libc::EFAULT);
 
-/// Gives a span the user's access again. `first`: why the protecting call failed, or `None` if one
-/// succeeded.
+/// Gives a span the user's access again. `first` is the error of the `mprotect` that was to take
+/// access away, or `None` if that call succeeded.
 ///
 /// # Safety
 /// The span is the job's, closed, and maps its old frames.
@@ -47,12 +47,12 @@ pub(super) unsafe fn give_access_back(
     effort: &mut Effort,
 ) {
     effort.count(Call::Protect);
-    // SAFETY: forwarded to the caller. To join mappings that were split, the kernel needs no new
-    // mapping. So this call succeeds where splitting failed, unless the kernel has joined the span
-    // with that of another worker, which is closed, too.
+    // SAFETY: forwarded to the caller. This call joins mappings that were split, for which the
+    // kernel needs no new mapping, so it succeeds where splitting failed. The exception: the kernel
+    // has joined the span with that of another worker, which is closed, too.
     persist(effort, |refusals| match unsafe { backend.protect(span.addr, span.len, span.prot) } {
         Ok(()) => Some(()),
-        // The kernel forbids any protection change here (sealed memory, a security module). So the
+        // The kernel forbids any protection change here (sealed memory, a security module), so the
         // first change had no effect either.
         Err(errno)
             if first == Some(errno)
@@ -74,10 +74,10 @@ pub(super) unsafe fn give_access_back(
     });
 }
 
-/// Makes a span that is closed by protection map the new frames. With `park` the span's page tables
-/// go to the alias of the old frames, if page tables may be exchanged. Gives up where [`arrive`]
-/// does, and where the span is no longer one mapping: other attributes than those that the new
-/// mapping would have were set on a part of it.
+/// Makes a span that is closed by `mprotect` map the new frames. With `park`, the span's page
+/// tables first move to the alias of the old frames, if page tables may be exchanged. It gives up
+/// where [`arrive`] does, and also if the span is no longer one mapping: part of it then has
+/// attributes that the new mapping would lack.
 ///
 /// # Safety
 /// As [`arrive`].
@@ -88,9 +88,9 @@ pub(super) unsafe fn change_places(
     effort: &mut Effort,
 ) -> Result<(), (Call, Errno)> {
     if park && work.may_exchange {
-        // The mapping stays, read-only, with empty page tables. Readers meanwhile fault in the old
-        // frames, which have the same contents. If this call fails, the next call drops the old
-        // page tables instead.
+        // `mremap(DONTUNMAP)` leaves the span mapped, read-only, with empty page tables. Readers
+        // meanwhile fault in the old frames, which have the same contents. If this call fails, the
+        // next call drops the old page tables instead.
         effort.count(Call::Exchange);
         // SAFETY: forwarded to the caller; the alias is that of the frames which the span maps.
         let moved = unsafe { backend.exchange(work.span.addr, work.old.alias, work.span.len) };
@@ -111,10 +111,10 @@ pub(super) fn erase(backend: &dyn Backend) -> *const (dyn Backend + 'static) {
     }
 }
 
-/// Makes a closed span map the new frames. It moves the page tables of their alias if page tables
-/// may be exchanged, else it maps their file. It gives up only while the span has its previous
-/// mapping. After any other failure the span may be a hole for which threads wait, so the call is
-/// repeated until it succeeds.
+/// Makes a closed span map the new frames: by moving the page tables of their alias (`mremap`) if
+/// page tables may be exchanged, else by mapping their file. It gives up only while the span has
+/// its previous mapping. After any other failure the span may be a hole for which threads wait, so
+/// the call is repeated until it succeeds.
 ///
 /// # Safety
 /// As [`attempt`](super::attempt). The area is closed, and the new frames hold its contents.
@@ -127,8 +127,8 @@ pub(super) unsafe fn arrive(
     if work.may_exchange {
         effort.after.new_alias = NewAlias::Refused;
         // SAFETY: both ranges are the job's; threads that fault in the span wait for the slot. The
-        // alias gets the user's protection first, because the page tables carry their protection
-        // along.
+        // alias gets the user's protection first, because page tables keep their protection when
+        // they move.
         let exchanged = unsafe {
             let same = prot == Prot::READ_WRITE;
             effort.counters.calls[Call::Protect as usize] += u32::from(!same);
@@ -148,8 +148,8 @@ pub(super) unsafe fn arrive(
     let mapping =
         Mapping { addr, len, file: work.new.file, offset: work.new.offset, prot, populate: true };
     effort.count(Call::Map);
-    // SAFETY: as above. After a failure the range may be a hole, and another thread may have filled
-    // that hole.
+    // SAFETY: as above. After a failure the range may be a hole that another thread has filled, so
+    // repeated calls are `map_own`, which checks the owner.
     let map =
         |torn| unsafe { if torn { backend.map_own(&mapping) } else { backend.map(&mapping) } };
     let arrived = persist(effort, |refusals| match map(work.may_exchange || refusals > 0) {
@@ -157,10 +157,11 @@ pub(super) unsafe fn arrive(
         Err(errno @ Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(errno),
         // Another owner's mapping lies there for now, or the check of its owner failed.
         Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
-        // The kernel forbids it, or lacks something that others may keep for good (mappings). While
-        // the span maps its old frames, threads go on there. Only a hole must be filled. Sealed
-        // memory, a security module, a seccomp filter and a full RLIMIT_MEMLOCK under mlockall are
-        // checked before anything changes.
+        // The kernel forbids the mapping, or lacks a resource that others may keep for good (the
+        // number of mappings). While the span maps its old frames, threads go on there, so the
+        // attempt may give up; only a hole must be filled. The kernel checks sealed memory, a
+        // security module, a seccomp filter and a full RLIMIT_MEMLOCK under mlockall before it
+        // changes anything.
         Err(errno)
             if refusals > 0
                 && still_maps(backend, &work.span, (work.old.file, work.old.offset), || {
@@ -181,9 +182,9 @@ pub(super) unsafe fn arrive(
     arrived.map(drop)
 }
 
-/// Whether a span maps these frames, of a file from an offset on, after a call was refused that was
-/// to replace the mapping. Where that can never be found out (`/proc` cannot be opened: `chroot`,
-/// Landlock), `unless_told` answers for a span of which every page is mapped.
+/// Whether a span still maps `file` from `offset` on, after a call that was to replace its mapping
+/// has failed. If `/proc` can never be opened (`chroot`, Landlock), this cannot be seen; then the
+/// answer is `unless_told()`, provided that every page of the span is mapped.
 fn still_maps(
     backend: &dyn Backend,
     span: &Span,
@@ -192,25 +193,28 @@ fn still_maps(
 ) -> bool {
     match backend.maps(span.addr, span.len, file, offset) {
         Ok(same) => same,
-        // The next look may succeed: other threads give descriptors back.
+        // The next try may succeed, because other threads close descriptors.
         Err(Errno(libc::EMFILE | libc::ENFILE)) => false,
         Err(_) => unless_told() && backend.is_mapped(span.addr, span.len),
     }
 }
 
-/// From where a span has got its mapping.
+/// The origin of a span's new mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// Its file was mapped.
+    /// The file was mapped.
     File,
-    /// It is the mapping of an alias, which is a hole now.
+    /// The mapping of the alias was moved to the span, so the alias is a hole now.
     Alias,
 }
 
-/// Ends a call that has to map a file whose descriptor other code has closed. Of a number that
-/// stands for nothing, a pipe or a directory the kernel says so before it changes anything, and the
-/// span is as it was. A socket it asks first when the old mapping is gone. Then the mapping of
-/// `alias`, which maps the same frames, fills the hole: that takes no descriptor. `None`: not yet.
+/// Decides how to go on when `mmap` needs a file whose descriptor other code has closed. Returns
+/// `None` if the call has to be repeated.
+///
+/// If the number is unused, or a pipe or a directory now, the kernel fails before it changes
+/// anything, so the span keeps its mapping. If the number is a socket now, the kernel fails only
+/// after it has unmapped the span. Then the mapping of `alias`, which maps the same frames, is
+/// moved into the hole: that takes no descriptor.
 ///
 /// # Safety
 /// As [`arrive`]. Nobody uses `alias`.
@@ -225,8 +229,9 @@ unsafe fn without_file(
     if backend.is_mapped(addr, len) {
         return Some(Err(why));
     }
-    // As in a new mapping of the file. An attribute that stays is another one than its user's, but
-    // the contents are whole. SAFETY: forwarded to the caller.
+    // The alias gets the attributes of a new mapping. If one of these calls fails, an attribute
+    // differs from the user's, but the contents are whole.
+    // SAFETY: forwarded to the caller.
     let moved = unsafe {
         for advice in [Advice::DoFork, Advice::DoDump, Advice::Normal] {
             let _ = backend.advise(alias, len, advice);
@@ -243,7 +248,7 @@ unsafe fn without_file(
 
 /// Maps frames again over a span that already maps them, so that the span's many mappings become
 /// one. `restore` sets the span's attributes again. Threads that touch the span meanwhile wait for
-/// this one, which is raised as `haste` says. `alias` maps the same frames.
+/// this thread, whose priority is raised as `haste` says. `alias` maps the same frames.
 ///
 /// # Safety
 /// The span belongs to a region and maps exactly what `mapping` says. Nobody migrates, grows or
@@ -275,8 +280,9 @@ pub(crate) unsafe fn map_again<T>(
             Err(errno @ Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(errno),
             // Another owner's mapping lies there for now, or the check of its owner failed.
             Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
-            // The span maps the same frames before and after. Only a hole must be filled. What was
-            // refused once may have left a hole, and the second call looks who has filled it.
+            // The span maps the same frames before and after, so only a hole must be filled. The
+            // first refused call may have left one; the second call, `map_own`, checks whether
+            // somebody has filled it.
             Err(errno)
                 if refusals > 0
                     && still_maps(backend, span, (mapping.file, mapping.offset), || true) =>
@@ -297,14 +303,15 @@ pub(crate) unsafe fn map_again<T>(
     (joined, restored)
 }
 
-/// How often a hole of a region may hold memory of another owner, over about a second. The kernel
-/// may have given the addresses to a thread that makes a pool or a region, and that thread gives
-/// them back.
+/// How often another owner's mapping may be found in a hole of a region before the process is
+/// ended: 100 times, which takes about a second. The kernel may have given the addresses to a
+/// thread that is making a pool or a region, and that thread unmaps them again.
 const FOREIGN_LOOKS: u64 = 100;
 
-/// Ends the process. A call had left a hole in a region. Another thread has mapped memory there, and
-/// both would write to the same addresses; or the descriptor has been closed without which the hole
-/// cannot be filled, and the kernel does not move the mapping of the alias.
+/// Ends the process, because a failed call has left a hole in a region that cannot be filled. With
+/// EEXIST another thread has mapped memory there, and both would write to the same addresses.
+/// Otherwise the file's descriptor has been closed, and the kernel refuses to move the alias's
+/// mapping.
 fn end_process(errno: Errno) -> ! {
     let words: &[u8] = match errno {
         Errno(libc::EEXIST) => b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n",
@@ -317,9 +324,10 @@ fn end_process(errno: Errno) -> ! {
     }
 }
 
-/// Repeats a call, after growing pauses, until `call` returns a result. `call` gets the number of
-/// refusals so far. These calls fail for a shortage (of mappings, address space or kernel memory)
-/// that other threads cause and end. Giving up would leave threads waiting, or a hole.
+/// Repeats a call, with pauses that double from 1 µs to 10 ms, until `call` returns a result.
+/// `call` gets the number of refusals so far. These calls fail for a shortage (of mappings, address
+/// space or kernel memory) that other threads cause and end. Giving up would leave threads waiting,
+/// or a hole.
 pub(super) fn persist<T>(effort: &mut Effort, mut call: impl FnMut(u64) -> Option<T>) -> T {
     /// The longest pause between two tries.
     const LONGEST: Duration = Duration::from_millis(10);

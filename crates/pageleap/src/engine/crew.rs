@@ -1,7 +1,7 @@
-//! Threads that copy one area together, for areas whose writers wait for as long as the copy takes.
+//! A crew: threads that copy one area together, for areas whose writers wait for the whole copy.
 //!
-//! One thread leads. The leader says what to copy, and copies as well. It returns when everything
-//! has been copied and no helper copies any more.
+//! One thread, the leader, publishes the bytes to copy and copies as well. It returns when all
+//! bytes are copied and no helper copies any more.
 //!
 //! ```text
 //!           leader                  leader
@@ -11,9 +11,9 @@
 //!                  one more inside               one less
 //! ```
 //!
-//! A helper enters by a compare-and-swap of the *open* word, and the leader shuts by another one.
-//! So a helper that is late, or was not running for a while, never copies what is no longer asked
-//! for. Nor does it hold the leader up.
+//! A helper enters by a compare-and-swap of the *open* word, and the leader shuts the crew by
+//! another one. So a late helper, or one that got no CPU for a while, never copies bytes of an
+//! earlier call, and never delays the leader.
 //!
 //! The crew lies in a slot, because no thread of a job may access the heap between the freeze and
 //! the commit.
@@ -23,19 +23,19 @@ use crate::backend::{Backend, CopyMethod, Haste};
 use crate::priority;
 use crate::sync::{AtomicUsize, Ordering, WaitWord, const_unless_loom};
 
-/// Bytes that a thread takes at a time. Their copy takes some 10 us.
+/// Bytes that a thread claims at a time. Their copy takes some 10 us.
 #[cfg(not(any(loom, shuttle)))]
 const PIECE: usize = 64 << 10;
 #[cfg(any(loom, shuttle))]
 const PIECE: usize = crate::units::BASE_PAGE;
 
-/// The least bytes for which helpers are woken. A smaller copy ends before a helper has woken.
+/// The fewest bytes for which helpers are woken. A smaller copy ends before a helper has woken.
 const LEAST: usize = 2 * PIECE;
 
 const HELPERS_MASK: u64 = 0xff;
 
-/// How often a thread polls the word before it sleeps: for some 50 us, as long as the calls between
-/// two areas take.
+/// How often a thread polls the word before it sleeps on it: for some 50 us, as long as the system
+/// calls between two areas take.
 const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 1500 };
 
 // Bits of the word.
@@ -67,22 +67,22 @@ impl Piece {
     }
 }
 
-/// A crew, for the job that starts its helpers.
+/// A crew, as the job hands it to its helpers' threads.
 #[cfg(not(loom))]
 #[derive(Clone, Copy)]
 pub(crate) struct Team<'a> {
     pub(crate) crew: &'static Crew,
-    /// The leader's.
+    /// The leader's backend.
     pub(crate) backend: &'a dyn Backend,
 }
 
 #[cfg(not(loom))]
 impl Team<'_> {
-    /// The life of the calling thread as a helper, until [`Crew::end`]. In urgent copies it runs
-    /// before others, if it may.
+    /// Runs the calling thread as a helper until [`Crew::end`]. In urgent copies it is raised
+    /// (SCHED_FIFO), if that is allowed.
     ///
-    /// A function of its own: nothing may be read from the heap meanwhile, where captured variables
-    /// and the job lie, because the heap may be what is frozen.
+    /// A function of its own, and not a closure: captured variables and the job lie on the heap,
+    /// which must not be read meanwhile because it may be frozen.
     #[inline(never)]
     pub(crate) fn help(self, number: usize) {
         let haste = self.backend.is_host_memory().then(|| {
@@ -101,15 +101,15 @@ type CopyPiece<'a> = dyn Fn(Piece) + 'a;
 pub(crate) struct Crew {
     word: WaitWord,
     /// How many helpers take part. Above [`HELPERS_MASK`] lies a count of the changes, so that
-    /// values do not repeat. A helper that does not take part sleeps on this word. If it is just
-    /// about to sleep, it must not miss that all helpers have to end.
+    /// values do not repeat. A helper that takes no part sleeps on this word, so `end` changes it
+    /// too: a helper that is just about to sleep must not miss the end.
     helpers: WaitWord,
     dst: AtomicUsize,
     src: AtomicUsize,
     len: AtomicUsize,
     /// [`CopyMethod::to_bits`].
     method: AtomicUsize,
-    /// Where the next piece begins that no thread has taken.
+    /// The offset of the next piece that no thread has claimed.
     next: AtomicUsize,
 }
 
@@ -171,7 +171,7 @@ impl Crew {
     /// # Safety
     /// As [`Backend::copy`]. Only one thread leads.
     pub(crate) unsafe fn copy(&self, backend: &dyn Backend, all: Piece, urgent: bool) {
-        // SAFETY: a part of what the caller vouches for, and nobody else copies it.
+        // SAFETY: a part of the bytes that the caller vouches for, and nobody else copies it.
         self.lead(all, urgent, &|part| unsafe { part.copy(backend) });
     }
 
@@ -180,8 +180,8 @@ impl Crew {
         if len < LEAST || self.members() == 1 {
             return copy(all);
         }
-        // Relaxed: no helper is inside, and a helper that enters has seen the word that releases
-        // these stores.
+        // Relaxed: no helper is inside, and a helper that enters has acquired the word that
+        // releases these stores.
         self.dst.store(dst, Ordering::Relaxed);
         self.src.store(src, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
@@ -211,13 +211,13 @@ impl Crew {
     // Helper's side
     // ---------------------------------------------------------------------------------------------
 
-    /// Runs a helper until [`Crew::end`]. In urgent copies it is scheduled as `haste` says.
+    /// Runs a helper until [`Crew::end`]. In urgent copies its scheduling is `haste`.
     ///
     /// # Safety
     /// `backend` is the leader's backend.
     pub(crate) unsafe fn help(&self, backend: &dyn Backend, number: usize, haste: Option<Haste>) {
-        // SAFETY: a part of what the leader vouches for until we have left, and nobody else copies
-        // it.
+        // SAFETY: a part of the bytes that the leader vouches for until we have left, and nobody
+        // else copies it.
         let copy = |part: Piece| unsafe { part.copy(backend) };
         self.follow(number, &copy, &|on| haste.is_some_and(|haste| backend.hurry(haste, on)));
     }
@@ -267,7 +267,7 @@ impl Crew {
         }
     }
 
-    /// Copies pieces until all pieces are taken. The caller leads a copy, or is inside.
+    /// Claims and copies pieces until none is left. The caller leads a copy, or is inside.
     fn take_pieces(&self, copy: &CopyPiece<'_>) {
         let [dst, src, len, method] = [&self.dst, &self.src, &self.len, &self.method]
             .map(|word| word.load(Ordering::Relaxed));
@@ -309,15 +309,15 @@ mod tests {
     #[cfg(not(any(loom, shuttle)))]
     use std::thread;
 
-    /// Memory of three pieces and a remainder; each piece is one number. The checkers see whether
-    /// one thread alone copies a piece, and only while a leader leads.
+    /// Memory of three pieces and a remainder; each piece is one number. The cells let the checkers
+    /// detect two threads that copy one piece, or a copy while no leader leads.
     struct Memory {
         crew: Crew,
         target: [UnsafeCell<u64>; 4],
     }
 
-    // SAFETY: the crew has to order the accesses to the cells. This is what the tests test, and the
-    // checkers see any failure.
+    // SAFETY: the crew has to order the accesses to the cells. The tests test just that, and the
+    // checkers detect any failure.
     unsafe impl Sync for Memory {}
     // SAFETY: as above.
     unsafe impl Send for Memory {}

@@ -1,37 +1,38 @@
-//! What an attempt writes down while it runs: [`Counters`] for the books of the job, [`AfterState`]
-//! for whoever repairs the aliases afterwards.
+//! The records of an attempt: [`Counters`], for the report of the job, and [`AfterState`], for the
+//! mover, which repairs the aliases afterwards.
 //!
-//! Both lie on the worker's stack. Nothing here allocates, because the heap may lie in the area.
+//! Both lie on the worker's stack, because the heap may lie in the area, which an engine must not
+//! touch while the area is closed.
 
 use crate::backend::{Backend, Call, Haste};
 
-/// Events that a job counts. A report has them ([`Report::counts`](crate::Report::counts)), and so
-/// has its JSON in C, where each count has the name of its field.
+/// Events that a job counts. [`Report::counts`](crate::Report::counts) has them, and the JSON of
+/// the C interface has each under the name of its field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobCounts {
     /// Copies that a writer disturbed ([`Engine::Mprotect`](crate::Engine::Mprotect)).
     pub disturbed_copies: u64,
     /// Areas that were split because a writer disturbed their copy.
     pub splits: u64,
-    /// Areas whose writers were held back although much was left to copy: "every page, always" won
-    /// over short waits. Areas that were closed first because few threads come to wait are not
-    /// among them.
+    /// Areas whose writers waited for a copy of many pages: because the attempt was held, or
+    /// because its writers were faster than its copies. Areas that were closed first because
+    /// contention was low are not among them.
     pub holds: u64,
     /// Calls that were repeated because giving up would have left part of a region inaccessible.
     pub repairs: u64,
-    /// How many more mappings the regions consist of than before, or fewer if negative. Pages over
-    /// consecutive frames of a pool count as one. A page that leaves its neighbours behind adds two.
-    /// A process has 65,530 by default (`vm.max_map_count`). For many isolated pages, the engine
-    /// `kernel` may serve better (`docs/memory.md`, "Small and scattered ranges"). 0 for memory that
-    /// is no region.
+    /// The change of the number of mappings (VMAs) of the regions; negative if there are fewer.
+    /// Pages over consecutive frames of a pool are one mapping, and moving a page out of their
+    /// middle adds two. A process may have 65,530 by default (`vm.max_map_count`). For many
+    /// isolated pages, the engine `kernel` may serve better (`docs/memory.md`, "Small and scattered
+    /// ranges"). 0 for memory that is no region.
     pub mappings_added: i64,
     /// Windows that were longer than the wait budget.
     pub windows_over_budget: u64,
-    /// Windows in which the thread that kept the area closed went before others (SCHED_FIFO;
-    /// takes CAP_SYS_NICE or RLIMIT_RTPRIO). That is not done for a short window of `mprotect`, or
-    /// one that is one call for one page, unless a thread of low priority has started the job. In
-    /// windows that contain the copy of an area it is done for at most about half of the time. The
-    /// others may last until such a thread has got a CPU again.
+    /// Windows in which the thread that kept the area closed ran at a real-time priority
+    /// (SCHED_FIFO; takes CAP_SYS_NICE or RLIMIT_RTPRIO). A short window of `mprotect`, or one that
+    /// is one call for one page, is not worth it, unless a thread of low priority has started the
+    /// job. Windows that contain the copy of an area are raised for at most about half of the time.
+    /// Windows that are not raised may last until the thread gets a CPU again.
     pub windows_first: u64,
 }
 
@@ -51,7 +52,7 @@ impl JobCounts {
         ]
     }
 
-    /// Adds what an attempt has counted.
+    /// Adds the counts of an attempt.
     #[cfg(not(loom))]
     pub(crate) fn add(&mut self, other: &JobCounts) {
         self.disturbed_copies += other.disturbed_copies;
@@ -67,27 +68,28 @@ impl JobCounts {
 /// Counts and durations of an attempt, or of another window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
-    /// Bytes copied, including worthless copies.
+    /// Bytes copied, including copies that were dirtied and thrown away.
     pub(crate) copied: u64,
-    /// Events that go into the report as they are.
+    /// Events that the report shows unchanged.
     pub(crate) counts: JobCounts,
-    /// Writers were held back in this attempt: by plan, because a call that lets a writer in failed,
-    /// or because writers were faster than the copies.
+    /// Whether writers waited for a copy of many pages in this attempt: because it was held,
+    /// because the call that should have let a writer in failed, or because writers were faster
+    /// than the copies.
     pub(crate) held: bool,
     /// Nanoseconds from closing the area to opening it, if it was closed.
     pub(crate) window_ns: u64,
-    /// Whether this thread was scheduled before others (`SCHED_FIFO`) during the attempt.
+    /// Whether this thread ran at a real-time priority (SCHED_FIFO) during the attempt.
     pub(crate) hurried: bool,
-    /// Base pages found written after the first copy of the whole area.
+    /// Base pages that were dirty after the first copy of the whole area.
     pub(crate) written: u64,
     /// Base pages copied while the area was closed.
     pub(crate) left: u64,
-    /// How long all of the area was copied while it was closed, in nanoseconds; 0 if it was copied
+    /// Nanoseconds that the copy of the whole area took inside the window; 0 if it was copied
     /// before.
     pub(crate) copy_ns: u64,
-    /// Threads that came to wait while the area was closed, if they can be counted.
+    /// Threads that waited in the window, if they can be counted.
     pub(crate) waiters: u64,
-    /// Calls made, by the number of their kind.
+    /// Number of calls, indexed by `Call as usize`.
     pub(crate) calls: [u32; Call::ALL.len()],
 }
 
@@ -97,7 +99,7 @@ impl Counters {
     }
 }
 
-/// What became of the alias of the new frames, from which the span gets its page tables.
+/// The state of the alias of the new frames, whose page tables move to the span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum NewAlias {
     /// The attempt has copied through it, and changed nothing else.
@@ -112,7 +114,7 @@ pub(crate) enum NewAlias {
     Moved,
 }
 
-/// Whether the page tables of the span went to the alias of the old frames.
+/// Whether the page tables of the span were moved (parked) to the alias of the old frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Parked {
     /// The alias was not touched.
@@ -124,18 +126,18 @@ pub(crate) enum Parked {
     Failed,
 }
 
-/// What an attempt has left of the span and of the two aliases.
+/// The state in which an attempt leaves the span and the two aliases.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AfterState {
     pub(crate) new_alias: NewAlias,
     pub(super) parked: Parked,
-    /// The kernel refused the exchange without side effect, and will refuse it again: map from now
-    /// on.
+    /// The kernel refused the exchange without side effect, and will refuse it again, so later
+    /// attempts map the file instead.
     pub(crate) exchange_unsupported: bool,
     /// The span may have lost its lock (`mlock`), and the caller has to set the lock again.
     pub(crate) unlocked: bool,
-    /// Unless it is mapped anew, the span may have advice against huge pages that its user did not
-    /// give, and base pages in place of huge ones.
+    /// Unless it is mapped anew, the span may have MADV_NOHUGEPAGE, which its user did not set, and
+    /// base pages in place of huge ones.
     pub(crate) split: bool,
 }
 
@@ -147,17 +149,17 @@ impl AfterState {
     }
 }
 
-/// All that an attempt writes down.
+/// All records of an attempt.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Effort {
     pub(crate) counters: Counters,
     pub(crate) after: AfterState,
-    /// How this thread has been raised, until it is put back.
+    /// How this thread has been raised; `None` after its priority is restored.
     raised: Option<Haste>,
 }
 
 impl Effort {
-    /// Goes on counting where `counters` ends.
+    /// Continues from the values of `counters`.
     #[cfg(not(loom))]
     pub(super) fn counting_on(counters: Counters) -> Effort {
         Effort { counters, ..Effort::default() }
@@ -167,7 +169,7 @@ impl Effort {
         self.counters.count(call);
     }
 
-    /// Raises this thread as far as `haste` says, if that is not done.
+    /// Raises this thread's priority as `haste` says, unless it is raised already.
     pub(super) fn hurry(&mut self, backend: &dyn Backend, haste: Option<Haste>) {
         let Some(haste) = haste.filter(|_| self.raised.is_none()) else { return };
         if backend.hurry(haste, true) {
@@ -176,7 +178,7 @@ impl Effort {
         }
     }
 
-    /// Puts this thread back.
+    /// Restores this thread's priority.
     pub(super) fn slow_down(&mut self, backend: &dyn Backend) {
         if let Some(haste) = self.raised.take() {
             backend.hurry(haste, false);

@@ -29,7 +29,8 @@ process_wide! {
     static SLOTS: SlotTable<MAX_THREADS> = SlotTable::new()
 }
 
-/// What handled SIGSEGV before us. Set before our handler is installed, never changed afterwards.
+/// The action for SIGSEGV before ours. Set before our handler is installed, never changed
+/// afterwards.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 /// Whether the previous handler was to be called only once (`SA_RESETHAND`), and has been called.
@@ -37,7 +38,7 @@ static PREVIOUS_USED_UP: AtomicBool = AtomicBool::new(false);
 
 type Action = unsafe extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
-/// The kind of access that faulted, as far as the processor tells.
+/// The kind of access that faulted, as far as the processor reports it.
 #[derive(PartialEq, Eq)]
 enum Access {
     Load,
@@ -99,17 +100,17 @@ unsafe extern "C" fn on_sigsegv(
     }
 }
 
-/// The signals that are blocked in the handler, as the kernel counts them. SIGSEGV stays open:
-/// another thread could not tell a thread that waits in the handler from one that always blocks
-/// SIGSEGV. glibc's signal for thread cancellation is blocked, although glibc keeps it out of full
-/// sets. Unwinding a thread out of the handler would leave an area closed.
+/// The signals that are blocked in the handler, numbered as in the kernel. SIGSEGV stays unblocked;
+/// otherwise another thread could not tell a thread that waits in the handler from one that always
+/// blocks SIGSEGV. glibc's signal for thread cancellation is blocked, although glibc keeps it out
+/// of full sets, because unwinding a thread out of the handler would leave an area closed.
 const MASK: u64 = !(1 << (libc::SIGSEGV - 1) | 1 << (SIGSETXID - 1));
 
 /// The flags with which the handler is installed.
 const FLAGS: libc::c_int = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
 
-/// Runs `wait` under the handler's own mask. The kernel has already set this mask, unless another
-/// handler has passed the fault on: its mask may be any.
+/// Runs `wait` with the handler's own signal mask. The kernel has already set it, unless another
+/// handler has passed the fault on: then the mask is that handler's.
 fn with_own_mask(wait: impl FnOnce() -> bool) -> bool {
     if !PROMISED.load(Ordering::Relaxed) {
         return wait();
@@ -136,15 +137,15 @@ fn set_mask(new: u64) -> u64 {
     before
 }
 
-/// Waits out or interrupts the migration that stood in the way of an access. Returns `false` if no
-/// migration did.
+/// Waits for the migration that made an access fault, or interrupts it. Returns `false` if no
+/// migration was the cause.
 fn resolve(addr: usize, probe: Advice) -> bool {
     let entered = monotonic_ns();
     let page = addr & !(BASE_PAGE - 1);
     // SAFETY: the page lies in a region; populating it changes neither contents nor access.
     let populates = |advice| match unsafe { set_advice(page, BASE_PAGE, advice) } {
-        // The call was interrupted or short of a resource, and says nothing about the access.
-        // Repeating the access will tell.
+        // The call was interrupted or short of a resource, which says nothing about the access:
+        // repeating the access will show.
         Ok(()) | Err(Errno(libc::EINTR | libc::EAGAIN)) => true,
         // Nothing is mapped, or memory is short.
         Err(Errno(libc::ENOMEM)) => is_mapped(page, BASE_PAGE),
@@ -160,7 +161,7 @@ fn resolve(addr: usize, probe: Advice) -> bool {
     verdict == FaultVerdict::Retry
 }
 
-/// Does what the kernel would have done without our handler.
+/// Passes a fault on to the previous action, as the kernel would have done without our handler.
 ///
 /// # Safety
 /// The arguments are those of a signal handler that does nothing more after this call.
@@ -226,8 +227,8 @@ fn current_action() -> libc::sigaction {
     }
 }
 
-/// Whether the program has promised that handlers installed over ours pass on faults that are not
-/// theirs.
+/// Whether the program has promised that handlers installed over ours pass on faults that they do
+/// not handle themselves.
 static PROMISED: AtomicBool = AtomicBool::new(false);
 
 /// Installs the SIGSEGV handler in front of the present handler, which still gets every fault that
@@ -235,12 +236,14 @@ static PROMISED: AtomicBool = AtomicBool::new(false);
 /// `mprotect` and `precopy-protect` need it; the others need it when the kernel refuses their own
 /// calls.
 ///
-/// If another handler was installed over ours since, engines that raise signals are refused, because
-/// a writer's fault would reach that handler and end the process. `auto` leaves these engines out:
-/// the others raise no signal, and only areas whose calls the kernel refuses stay. The other handler may pass faults that are not its own to the
-/// handler that it replaced, with all three arguments. If it does, call this function before that
-/// handler is installed. The call is the promise that the handler passes faults on. Jobs then
-/// start, provided that the handler has SA_SIGINFO and not SA_RESETHAND.
+/// If another handler was installed over ours since, a writer's fault would reach that handler and
+/// end the process, so engines that raise signals are refused. `auto` then uses only engines that
+/// raise no signal; areas for which the kernel refuses their calls stay.
+///
+/// The other handler may pass faults that it does not handle to the handler that it replaced, with
+/// all three arguments. If it does, call this function before that handler is installed. The call
+/// is the promise that the handler passes faults on. Jobs then start, provided that the handler has
+/// SA_SIGINFO and not SA_RESETHAND.
 ///
 /// While the other handler runs, no further signal handler may store into a region. If one might,
 /// let the other handler block all signals (`sa_mask`).
@@ -250,7 +253,8 @@ pub fn install() -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a handler can pass on its signals: each time, and with all arguments.
+/// Whether an action can pass its signals on: every time (no SA_RESETHAND), and with all arguments
+/// (SA_SIGINFO).
 fn can_pass_on(action: &libc::sigaction) -> bool {
     !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
         && action.sa_flags & libc::SA_SIGINFO != 0
@@ -258,7 +262,7 @@ fn can_pass_on(action: &libc::sigaction) -> bool {
 }
 
 /// Whether SIGSEGV reaches the library's handler now. Refuses if another handler was installed over
-/// it and the program has not promised that faults are passed on.
+/// it and the program has not promised that this one passes faults on.
 pub(crate) fn is_in_place() -> Result<(), Error> {
     let found = current_action();
     if is_in_order(&found) || is_ours(&found) {
@@ -301,8 +305,8 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     static ONCE: Mutex<()> = Mutex::new(());
     let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = current_action();
-    // An action that is in order is not written again: the write would replace a handler that
-    // another thread is just installing.
+    // An action that is in order is not written again, because the write could replace a handler
+    // that another thread is installing at this moment.
     if is_in_order(&found) {
         return Ok(());
     }
@@ -312,13 +316,13 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     }
     if is_first {
         PREVIOUS.store(Box::leak(Box::new(found)), Ordering::Release);
-        // A child made by `fork` has no migrator that could end the attempts that the child
-        // inherits. The child's faults are therefore its own.
+        // A child made by `fork` inherits attempts, but no migrator that could end them. So the
+        // child forgets the slots, and its faults are its own.
         // SAFETY: the function is async-signal-safe and stays.
         unsafe { libc::pthread_atfork(None, None, Some(forget_slots)) };
     }
-    // Also needed if the handler is ours already: a program that has put it back by `signal` has
-    // lost its flags.
+    // Also needed if the handler is ours already: a program that has reinstalled it by `signal` has
+    // cleared its flags.
     // SAFETY: the handler is async-signal-safe (see the module's head) and `PREVIOUS` is set.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -333,8 +337,8 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
 /// Refuses if a thread of the process blocks SIGSEGV. At that thread's first write into an area
 /// that is being copied, the kernel would kill the process without calling any handler.
 pub(crate) fn check_no_thread_blocks_sigsegv() -> Result<(), Error> {
-    /// A thread that is being created or is ending blocks all signals for a moment. Only a thread
-    /// that blocks SIGSEGV in every look counts.
+    /// A thread that is being created or is ending blocks all signals for a moment, so only a
+    /// thread that blocks SIGSEGV in every scan counts.
     const LOOKS: u32 = 500;
     const PAUSE: Duration = Duration::from_millis(2);
     let look = || threads_that_block(Path::new("/proc/self/task"), libc::SIGSEGV);
@@ -371,8 +375,8 @@ fn named(threads: &[(String, String)]) -> String {
 
 /// Ids and names of the threads below a task folder whose blocked-signal mask (`SigBlk`) contains
 /// `signal`. The kernel's workers among them (io_uring, vhost) are left out: they run no code of
-/// the process, block all signals, and get EFAULT instead. So is a main thread that has ended before
-/// the others.
+/// the process, block all signals, and get EFAULT instead. A main thread that has ended before the
+/// others is left out, too.
 fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<(String, String)>> {
     let mut blocking = Vec::new();
     for task in std::fs::read_dir(tasks)? {

@@ -1,6 +1,6 @@
-//! What the engines share that have a tracker. Those that follow writes copy while writers write,
-//! copy again what they have written, and close the area only for the last few pages. The others
-//! close it first ([`Way::copies_beside`]).
+//! Pre-copy, shared by all engines that have a tracker: track writes, copy while threads write,
+//! copy dirty pages again, and close the area only for the last few. `stop-copy` also runs here,
+//! but closes the area before it copies ([`Way::copies_beside`]).
 //!
 //! ```text
 //! track ─► mark ─► copy ─► look ─► few written? ─► prepare ─► publish ─► close, look, copy, commit
@@ -8,10 +8,11 @@
 //!                    └─ mark, copy ──┘ at most max_rounds times
 //! ```
 //!
-//! Each engine has its own [`Way`] to mark pages, to look which were written, and to close the last
-//! gap. Steps and argument: `docs/protocol.md`, sections 3.2 to 3.4.
+//! The engines differ in how they write-protect pages, find dirty pages and close the area: each
+//! implements [`Way`]. Steps and argument: `docs/protocol.md`, sections 3.2 to 3.5.
 //!
-//! What these engines promise beyond `mprotect`: a writer waits for a window, not for a copy.
+//! Compared with `mprotect`, writers wait for a window and not for a copy (unless the area is held,
+//! or closed before it is copied).
 
 use std::ops::Range;
 
@@ -23,18 +24,18 @@ use crate::backend::{Advice, Call, Errno, Haste, PageRegion, page_is};
 use crate::sync::monotonic_ns;
 use crate::units::{BASE_PAGE, PageSize};
 
-/// Entries of a scan: some 3 KB of stack.
+/// Entries of one PAGEMAP_SCAN: some 3 KB of stack.
 const ENTRIES: usize = 128;
 
-/// The most further copies that are made, whatever was asked for: more would only follow a writer
-/// who is faster.
+/// The most further copies, even if the caller asks for more: if a writer is faster than 16 copies,
+/// another copy will not catch up either.
 const MOST_ROUNDS: u32 = 16;
 
-/// A call that refused.
+/// A system call that failed, and its error.
 pub(super) type Refusal = (Call, Errno);
 
-/// What is done with pages that have been written, as bytes from the start of the area. It says
-/// whether to go on.
+/// Callback for dirty pages, given as bytes from the start of the area. It returns whether to
+/// continue.
 pub(super) type Each<'a> = dyn FnMut(Range<usize>) -> Result<bool, Refusal> + 'a;
 
 /// One attempt of an engine that has a tracker.
@@ -44,34 +45,37 @@ pub(super) struct Attempt<'a> {
     pub(super) following: Following,
 }
 
-/// What each engine does in its own way. The contract of each method is that of
+/// The steps in which engines differ. The contract of each method is that of
 /// [`attempt`](super::attempt); `look`, `close_and_commit` and `reopen` come after `mark`.
 pub(super) trait Way {
-    /// Whether the area is copied while writers write. If not, it is copied when it is closed.
+    /// Whether the area is copied while threads write to it. If not, it is copied after it is
+    /// closed.
     fn copies_beside(&self, _at: &Attempt<'_>) -> bool {
         true
     }
 
-    /// Whether this thread is to run before others from the moment when the area is closed, also if
-    /// an ordinary one has started the job.
+    /// Whether this thread is raised (SCHED_FIFO, if allowed) when the area is closed. If a thread
+    /// of low priority has started the job, it is raised in any case.
     fn hurries(&self, _at: &Attempt<'_>) -> bool {
         true
     }
 
-    /// Whether the messages of the tracker tell who has come to wait, and nobody else reads them.
+    /// Whether waiting threads are counted by the tracker's messages, which no other thread reads
+    /// then.
     fn counts_waiters(&self, _at: &Attempt<'_>) -> bool {
         false
     }
 
-    /// Makes all pages count as clean until they are written. Unless the engine has its own way,
-    /// the kernel notes the writes.
+    /// Write-protects all pages, so that they count as clean until they are written. By default the
+    /// protection is asynchronous: the kernel lifts it at the first write.
     unsafe fn mark(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
         // SAFETY: forwarded to the caller.
         unsafe { at.mark_by_scan(effort) }
     }
 
-    /// Shows `each` the pages that are not known to be clean, until it says that this is enough.
-    /// With `mark_clean` those that are written count as clean from the same moment.
+    /// Scans for dirty pages and calls `each` for the pages that are not known to be clean, until
+    /// it returns `false`. With `mark_clean`, dirty pages are write-protected again in the same
+    /// step.
     unsafe fn look(
         &self,
         at: &Attempt<'_>,
@@ -84,7 +88,7 @@ pub(super) trait Way {
         unsafe { at.unproven(addr, len, mark_clean, effort, each) }
     }
 
-    /// Does what has to come before the span is registered.
+    /// Steps that must come before the span is registered.
     unsafe fn before(&self, _at: &Attempt<'_>, _effort: &mut Effort) -> Result<(), Refusal> {
         Ok(())
     }
@@ -94,35 +98,37 @@ pub(super) trait Way {
         Ok(())
     }
 
-    /// Keeps everybody from storing to the area, copies what the last stores have left to copy, and
-    /// brings the new frames. The slot is published.
+    /// Closes the area, so that no thread can store to it, copies the pages that are still dirty,
+    /// and maps the new frames. The slot is published.
     unsafe fn close_and_commit(&self, at: &Attempt<'_>, effort: &mut Effort)
     -> Result<(), Refusal>;
 
-    /// After a refusal in `close_and_commit`: undoes what the end of tracking does not undo.
+    /// After a refusal in `close_and_commit`: undoes the changes that ending the registration does
+    /// not undo.
     unsafe fn reopen(&self, _at: &Attempt<'_>, _why: Refusal, _effort: &mut Effort) {}
 
-    /// Ends the attempt, in whatever state it is.
+    /// Ends the attempt's own bookkeeping (the notes of `wp-sync`); called on every path.
     fn end(&self, _at: &Attempt<'_>) {}
 }
 
 impl Attempt<'_> {
-    /// Where the old frames can be read while the span is accessible. Through the span a huge page
-    /// that is followed would be read by base pages, with a fault for each.
+    /// The address through which the old frames are read while the span is accessible. Transparent
+    /// huge pages are read through the alias, because the span maps them by base pages while they
+    /// are tracked, with a minor fault for each.
     pub(super) fn source(&self) -> usize {
         let in_place = self.work.span.prot.readable() && self.work.page != PageSize::Thp;
         if in_place { self.work.span.addr } else { self.work.old.alias }
     }
 
-    /// Raises this thread, if that is allowed and not done.
+    /// Raises this thread's priority, if that is allowed and not yet done.
     pub(super) fn hurry(&self, effort: &mut Effort) {
         effort.hurry(self.tools.backend, self.work.haste);
     }
 
-    /// Marks the whole span. Transparent huge pages are followed by base pages
-    /// (UFFDIO_WRITEPROTECT). So are hugetlb pages, because PAGEMAP_SCAN, which is faster, knows no
-    /// pages of 1 GB, and can wait for itself where hugetlb pages have no page tables (Linux 6.7 to
-    /// 6.18.41).
+    /// Write-protects the whole span. `call` is UFFDIO_WRITEPROTECT for transparent huge pages,
+    /// which it tracks by base pages, and for hugetlb pages. PAGEMAP_SCAN is faster, but knows no
+    /// hugetlb pages of 1 GB, and can wait for itself where hugetlb pages have no page tables
+    /// (Linux 6.7 to 6.18.41).
     ///
     /// # Safety
     /// As [`attempt`](super::attempt).
@@ -139,14 +145,15 @@ impl Attempt<'_> {
         unsafe { self.outwait_remote_writes(effort) }
     }
 
-    /// Waits for each write by way of `/proc/PID/mem` or `ptrace(2)` that began before pages of the
-    /// span lost their entries, or the permission to be written.
+    /// Waits for each write through `/proc/PID/mem` or `ptrace(2)` that began before pages of the
+    /// span were unmapped or write-protected.
     ///
-    /// Such a write looks the page up, and stores to it afterwards, without an entry. Meanwhile the
-    /// kernel holds the lock of the address space for reading (`__access_remote_vm`, Linux 6.18).
-    /// MADV_DONTNEED, UFFDIO_WRITEPROTECT and PAGEMAP_SCAN hold it for reading, too, so a copy that
-    /// follows them could be made before the store. UFFDIO_REGISTER holds it for writing, and changes
-    /// nothing where the range is registered.
+    /// Such a write looks the page up, then stores to it without using the page-table entry.
+    /// Meanwhile the kernel holds the address-space lock (mmap_lock) for reading
+    /// (`__access_remote_vm`, Linux 6.18). MADV_DONTNEED, UFFDIO_WRITEPROTECT and PAGEMAP_SCAN hold
+    /// it for reading, too, so a copy after these calls could precede the store. UFFDIO_REGISTER
+    /// holds it for writing, and changes nothing if the range is registered already, so it is
+    /// called once more.
     ///
     /// # Safety
     /// As [`attempt`](super::attempt). The span is registered, as by [`attempt`] itself.
@@ -158,12 +165,12 @@ impl Attempt<'_> {
             .map_err(|errno| (Call::Track, errno))
     }
 
-    /// Makes everybody map transparent huge pages of the span by base pages, until the span is
+    /// Makes all mappings of the span's transparent huge pages use base pages, until the span is
     /// mapped anew.
     ///
-    /// The kernel splits a huge entry of a file by removing it. A thread that stores there brings
-    /// the huge entry back before base pages can be marked, and so on: without this, one store and
-    /// one mark took up to 20 ms (Linux 6.18).
+    /// The kernel splits a huge entry of a file by removing it. Until base pages are
+    /// write-protected, a thread that stores there faults the huge entry in again, and so on:
+    /// without this function, one store and one write-protect took up to 20 ms (Linux 6.18).
     ///
     /// # Safety
     /// As [`attempt`](super::attempt).
@@ -173,16 +180,17 @@ impl Attempt<'_> {
             return;
         }
         effort.after.split = true;
-        // All huge entries go at once, so that other CPUs are interrupted once.
+        // MADV_DONTNEED drops all huge entries at once, so other CPUs are interrupted once (one TLB
+        // shootdown).
         for advice in [Advice::NoHugePage, Advice::DropTables] {
             effort.count(Call::Advise);
-            // If it is refused, huge entries are split one by one. SAFETY: the span is ours, and
-            // maps a file.
+            // If a call is refused, huge entries are split one by one instead.
+            // SAFETY: the span is ours, and maps a file.
             let _ = unsafe { self.tools.backend.advise(addr, len, advice) };
         }
     }
 
-    /// Marks the span by the faster of the two calls that can.
+    /// Write-protects the span by PAGEMAP_SCAN if its pages allow it, else by UFFDIO_WRITEPROTECT.
     ///
     /// # Safety
     /// As [`attempt`](super::attempt).
@@ -192,9 +200,12 @@ impl Attempt<'_> {
         unsafe { self.mark(if scans { Call::Scan } else { Call::MarkClean }, effort) }
     }
 
-    /// Takes the lock of the span away, if it has one: it must not go along to the alias. Before the
-    /// span is registered so that threads wait for absent pages: a look at attributes duplicates a
-    /// page of a mapping, of a locked one the kernel fills the duplicate, and nobody would wake that.
+    /// Unlocks the span (`munlock`) if the user has locked it, because the lock must not move to
+    /// the alias.
+    ///
+    /// The call must come before the registration that makes threads wait for absent pages (MINOR).
+    /// Reading a mapping's attributes duplicates a page of it; of a locked mapping the kernel
+    /// populates the duplicate, and a thread that waits there would never be woken.
     ///
     /// # Safety
     /// As [`attempt`](super::attempt).
@@ -209,8 +220,8 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Moves the page tables of the span to the alias of its frames. Threads that touch the span
-    /// from then on wait.
+    /// Unmaps the span: moves its page tables to the alias of its frames (`mremap(DONTUNMAP)`).
+    /// Threads that touch the span from then on wait in a page fault.
     ///
     /// # Safety
     /// As [`attempt`](super::attempt). The slot is published, and the tracker holds the span.
@@ -227,8 +238,8 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Drops the page tables of hugetlb pages, which cannot move. Threads that touch the span from
-    /// then on wait.
+    /// Unmaps hugetlb pages by dropping their page tables (MADV_DONTNEED), because `mremap` cannot
+    /// move them alone. Threads that touch the span from then on wait in a page fault.
     ///
     /// # Safety
     /// As [`Attempt::freeze`].
@@ -237,7 +248,7 @@ impl Attempt<'_> {
         effort.count(Call::Advise);
         // SAFETY: the span is the job's, and maps a file.
         unsafe { self.tools.backend.advise(addr, len, Advice::DropTables) }.map_err(|errno| {
-            // The kernel does not know this for hugetlb pages.
+            // Before Linux 5.18 the kernel refuses MADV_DONTNEED for hugetlb pages.
             effort.after.exchange_unsupported |= errno == Errno(libc::EINVAL);
             (Call::Advise, errno)
         })?;
@@ -257,9 +268,9 @@ impl Attempt<'_> {
         unsafe { slot.crew.copy(backend, piece, urgent) };
     }
 
-    /// Shows `each` the pages of `[addr, addr + len)` of which the kernel does not know that they
-    /// are clean, as bytes from `addr` on, until it says that this is enough. With `mark_clean`
-    /// those that are written count as clean from the same moment.
+    /// Scans `[addr, addr + len)` and calls `each` for the pages that the kernel does not know to
+    /// be clean, as bytes from `addr`, until it returns `false`. With `mark_clean`, dirty pages are
+    /// write-protected again in the same step.
     ///
     /// # Safety
     /// As [`attempt`](super::attempt).
@@ -286,7 +297,7 @@ impl Attempt<'_> {
             }
             for run in &found[..entries] {
                 let pages = run.start as usize - addr..run.end as usize - addr;
-                // Without an entry, but with a marker: it was clean when the entry went.
+                // No entry, but a marker: the page was clean when the kernel dropped its entry.
                 let clean =
                     run.categories & (page_is::SWAPPED | page_is::WRITTEN) == page_is::SWAPPED;
                 if !clean && !each(pages)? {
@@ -295,7 +306,7 @@ impl Attempt<'_> {
             }
             let walked = walked.saturating_sub(addr).min(len);
             if walked <= seen {
-                // The kernel gets nowhere: nothing is known of the rest.
+                // The scan makes no progress, so the rest counts as dirty.
                 return each(seen..len).map(drop);
             }
             seen = walked;
@@ -303,7 +314,7 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Ends the tracking of a span that stays where it is, and lets everybody go on.
+    /// Unregisters a span that keeps its old frames, and wakes all threads that wait for it.
     ///
     /// # Safety
     /// The span maps its old frames, with or without page tables.
@@ -314,9 +325,9 @@ impl Attempt<'_> {
         // SAFETY: forwarded to the caller.
         persist(effort, |refusals| match unsafe { backend.untrack(tracker, addr, len) } {
             Ok(()) => Some(()),
-            // The kernel does not say so for want of anything: nothing is registered.
+            // EINVAL is no shortage, so it will not go away: nothing is registered.
             Err(Errno(libc::EINVAL)) if refusals > 8 => Some(()),
-            // The end of the userfaultfd has ended its registrations.
+            // Other code has closed the userfaultfd, which ended its registrations.
             Err(_) if !tracker.has_faults() => Some(()),
             Err(_) => None,
         });
@@ -327,7 +338,7 @@ impl Attempt<'_> {
         let Span { addr, len, .. } = self.work.span;
         effort.count(Call::Wake);
         let (backend, tracker) = (self.tools.backend, self.following.tracker);
-        // The end of the userfaultfd has let everybody go on.
+        // Closing the userfaultfd has woken all threads.
         persist(effort, |_| {
             let woken = backend.wake(tracker, addr, len);
             (woken.is_ok() || !tracker.has_faults()).then_some(())
@@ -358,8 +369,9 @@ pub(super) unsafe fn attempt(
     effort.count(Call::Track);
     // SAFETY: the span is ours to follow.
     if let Err(errno) = unsafe { backend.track(following.tracker, addr, len, false) } {
-        // Part of it may be registered, and a thread that moves that by another engine would wait
-        // for our thread. What another owner has registered is not ours to undo.
+        // A part of the span may be registered. A thread that later waits there, while another
+        // engine moves the area, would wait for us, so the part is unregistered. A registration by
+        // another owner (EBUSY) is not ours to undo.
         if errno != Errno(libc::EBUSY) {
             // SAFETY: the span maps its old frames.
             unsafe { at.let_go(effort) };
@@ -376,7 +388,8 @@ pub(super) unsafe fn attempt(
         unsafe { at.let_go(effort) };
         return AttemptResult::Refused(call, errno);
     }
-    // If a call that replaces a mapping fails half-way, threads that meet the hole wait for this.
+    // If a call that replaces a mapping fails half-way, threads that fault in the hole wait for the
+    // slot.
     // SAFETY: `backend` outlives this function, which retires the slot on every path.
     unsafe { slot.publish(epoch, &work.span, erase(backend)) };
     if way.hurries(at) || work.starter_is_low() {
@@ -397,8 +410,8 @@ pub(super) unsafe fn attempt(
         Err((call, errno)) => {
             // SAFETY: the span maps its old frames.
             unsafe { way.reopen(at, (call, errno), effort) };
-            // What has moved to the alias may still be registered, and a thread that reads it would
-            // wait.
+            // The page tables in the alias may still be registered, so a thread that reads the
+            // alias would wait: it has to be mapped anew.
             if effort.after.parked != Parked::No {
                 effort.after.parked = Parked::Failed;
             }
@@ -413,7 +426,8 @@ pub(super) unsafe fn attempt(
     step
 }
 
-/// Copies the area while it is written to, until little is left to copy.
+/// Pre-copies the area: copies it while threads write to it, then dirty pages again, until few are
+/// left.
 ///
 /// # Safety
 /// As [`attempt`]; writes to the span are followed.
@@ -421,11 +435,13 @@ unsafe fn copy(way: &impl Way, at: &Attempt<'_>, effort: &mut Effort) -> Result<
     let Tools { slot, backend, .. } = at.tools;
     let (len, source) = (at.work.span.len, at.source());
     let Following { freeze_at, max_rounds, .. } = at.following;
-    // A hugetlb page is written as soon as one byte of it is: a further copy gains nothing.
+    // A hugetlb page is dirty as soon as one byte of it is written, so a further copy gains
+    // nothing.
     let max_rounds = if at.work.page.is_hugetlb() { 0 } else { max_rounds.min(MOST_ROUNDS) };
     // SAFETY: the span is ours to follow; source and new frames are the caller's promise.
     unsafe {
-        // Before the copy: a store that the copy misses has to leave its mark.
+        // Write-protect before the copy, so that a store which the copy misses makes its page
+        // dirty.
         way.mark(at, effort)?;
         let all = at.work.piece(source, 0..len);
         at.work.copy_beside(backend, || slot.crew.copy(backend, all, false));
@@ -454,7 +470,7 @@ unsafe fn copy(way: &impl Way, at: &Attempt<'_>, effort: &mut Effort) -> Result<
             })?;
             effort.counters.copied += copied;
             if round == 0 {
-                // The look before stopped counting.
+                // The scan before has stopped counting at `freeze_at`.
                 effort.counters.written = effort.counters.written.max(copied / BASE_PAGE as u64);
             }
         }

@@ -1,17 +1,21 @@
-//! Engines: how one area moves while threads read and write it.
+//! Engines: how one area moves to other frames while threads read and write it.
 //!
-//! An engine is a row of [`ENGINES`] and a file of its own in this folder. The row says what the
-//! rest of the library has to know of it; its file has the attempt. All else here is shared.
+//! An engine is a row of [`ENGINES`] and a file of its own in this folder. The row has the
+//! properties that choice, retries and area sizes depend on; the file has the attempt. The other
+//! modules are shared:
 //!
 //! * [`choice`]: which engine a job gets, and which engine moves an area. Pure.
-//! * [`follow`]: mark, copy, copy again: what engines share that follow writes.
-//! * [`commit`]: how new frames come into place; calls that must not be given up.
-//! * [`effort`]: what an attempt counts for the job, and what it leaves for the mover to repair.
-//! * [`slot`], [`fault`], [`waits`]: where an attempt stands, and the signal handler that asks.
-//! * [`notes`], [`crew`]: what a worker shares with its tracker's thread, and with its helpers.
+//! * [`follow`]: the pre-copy loop (write-protect, copy, copy dirty pages again) of all engines
+//!   that have a tracker.
+//! * [`commit`]: maps the new frames; repeats calls that must not be given up.
+//! * [`effort`]: an attempt's counters for the job, and the after-state for the mover's repairs.
+//! * [`slot`], [`fault`], [`waits`]: the state of an attempt, the SIGSEGV handler that reads it,
+//!   and how long threads waited.
+//! * [`notes`], [`crew`]: state that a worker shares with its tracker's thread, and with its
+//!   helpers.
 //!
-//! Between the moment at which an area is closed and the moment at which it is open again, nothing
-//! allocates, locks, logs, calls back or touches the area: the allocator of the process may live
+//! In the window, from closing an area until everybody may use it again, an engine does not
+//! allocate, lock, log, call back or touch the area, because the process's allocator may live
 //! there.
 
 pub(crate) mod choice;
@@ -48,35 +52,37 @@ use crew::Piece;
 use effort::{AfterState, Counters, Effort, Parked};
 use slot::{Slot, Span};
 
-/// A method by which pages of regions are moved. Memory that no pool owns has methods of its own
-/// ([`MemoryEngine`](crate::MemoryEngine)).
+/// An engine: a method of moving pages of regions to other frames. Memory that no pool owns has
+/// methods of its own ([`MemoryEngine`](crate::MemoryEngine)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Engine {
-    /// Pages are copied while they are written to, and the written ones again; then the page tables
-    /// are taken away until the new ones come. System calls do not fail because of it
-    /// (FUTEX_WAKE_OP may).
+    /// Pre-copy, as in live migration: pages are copied while threads write to them, and dirty
+    /// pages are copied again. Then the page tables are unmapped until those of the new frames
+    /// replace them; a thread that touches the area meanwhile waits. System calls do not fail
+    /// because of it (FUTEX_WAKE_OP may).
     Precopy,
-    /// The page tables of an area are taken away, the area is copied, and the page tables of the
-    /// new frames come. Nothing is followed: this is the cheapest engine where few threads touch
-    /// the area meanwhile, and those few wait for its copy, readers too. For Linux 5.14 and later;
-    /// hugetlb pages of 2 MB from Linux 5.18 on, and none of 1 GB. System calls do not fail because
-    /// of it (FUTEX_WAKE_OP may).
+    /// Stop-and-copy: the area's page tables are unmapped, the area is copied, and the page tables
+    /// of the new frames are mapped. Writes are not tracked, so this is the cheapest engine for
+    /// areas that few threads touch, but those threads wait for the whole copy, readers too. For
+    /// Linux 5.14 and later; hugetlb pages of 2 MB from Linux 5.18 on, and none of 1 GB. System
+    /// calls do not fail because of it (FUTEX_WAKE_OP may).
     StopCopy,
-    /// Pages are write-protected and copied. Writers are let in one by one, page by page, and what
-    /// they have written is copied again; at last everybody who writes waits until the new frames
-    /// have come. For Linux 6.6, which cannot note writes by itself, and for hugetlb pages, whose
-    /// writers it holds back while many write. System calls do not fail because of it
-    /// (FUTEX_WAKE_OP may).
+    /// Pages are write-protected (userfaultfd, synchronous mode) and copied. A thread of the job
+    /// unprotects each page that a writer faults on, and that page is copied again. In the window
+    /// all writers wait until the new frames are mapped. For Linux 6.6, which has no asynchronous
+    /// write-protection, and for hugetlb pages: while many of them are written, their writers are
+    /// held until the copy is done. System calls do not fail because of it (FUTEX_WAKE_OP may).
     WpSync,
-    /// Pages are copied as by [`Engine::Precopy`], but then made read-only, as [`Engine::Mprotect`]
-    /// does it all the time: system calls that write into an area in that window fail with EFAULT.
-    /// Needs no privilege.
+    /// As [`Engine::Precopy`], except that the window makes the area read-only by `mprotect`
+    /// instead of unmapping it, so system calls that write into the area in that window fail with
+    /// EFAULT. Needs no privilege.
     PrecopyProtect,
-    /// Read-only areas and a fault handler: the method of page_leap, made correct.
+    /// The area is made read-only by `mprotect` while it is copied, and a SIGSEGV handler detects
+    /// writers: the method of page_leap, made correct.
     Mprotect,
 }
 
-/// What the rest of the library has to know of an engine.
+/// The properties of an engine on which the rest of the library depends.
 pub(crate) struct Profile {
     engine: Engine,
     /// Its name in options and reports.
@@ -85,22 +91,24 @@ pub(crate) struct Profile {
     number: u32,
     /// The tracker that it needs, if it needs one.
     pub(crate) tracker: Option<TrackerNeed>,
-    /// Whether it follows writes: pages are marked, and the marks go along with the page tables.
+    /// Whether it tracks writes: pages are write-protected, and the marks move with the page
+    /// tables.
     follows: bool,
     hugetlb: Hugetlb,
-    /// Whether it keeps writers away by protection: they get SIGSEGV, and a system call that would
+    /// Whether it closes an area by `mprotect`: writers get SIGSEGV, and a system call that would
     /// have to write fails with EFAULT.
     pub(crate) signals: bool,
-    /// Whether who reads an area may have to wait until a thread of the job has ended the window.
+    /// Whether a thread that reads an area may have to wait until a thread of the job has ended the
+    /// window.
     readers_wait: bool,
-    /// Whether it cannot work where the kernel refuses to exchange page tables, or to take away
-    /// those of hugetlb pages.
+    /// Whether it depends on the kernel to exchange page tables (`mremap`), or to drop those of
+    /// hugetlb pages (`madvise(MADV_DONTNEED)`).
     needs_exchange: bool,
     /// How large its areas are, unless the user says it.
     pub(crate) areas: Areas,
-    /// The most pages of an area, if that is limited: hugetlb pages, or base pages.
+    /// The largest area in pages (hugetlb pages, or base pages), if there is a limit.
     most_pages: Option<usize>,
-    /// How it deals with writers who spoil one copy after the other.
+    /// Whether it can keep writers out before it copies, if they dirty one copy after the other.
     hold: Hold,
     at_low_contention: AtLowContention,
 }
@@ -109,13 +117,13 @@ pub(crate) struct Profile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hugetlb {
     None,
-    /// Those of 2 MB: everybody would wait for the whole copy of one of 1 GB.
+    /// Only those of 2 MB, because with one of 1 GB every thread would wait for the whole copy.
     Of2M,
     All,
 }
 
-/// Which engine `auto` takes in place of another one while few threads come to wait: one that closes
-/// areas before it copies them.
+/// Which engine `auto` takes in place of another one while contention is low (few threads wait in
+/// windows): an engine that closes areas before it copies them.
 #[derive(Clone, Copy, Debug)]
 struct AtLowContention {
     /// For hugetlb pages.
@@ -128,7 +136,7 @@ impl AtLowContention {
     const NONE: AtLowContention = AtLowContention { hugetlb: None, other: None };
 }
 
-/// What an engine needs of its tracker.
+/// The requirements of an engine on its tracker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TrackerNeed {
     pub(crate) ability: Ability,
@@ -137,15 +145,15 @@ pub(crate) struct TrackerNeed {
     pub(crate) messages: Messages,
 }
 
-/// What the thread is for that reads the messages of a tracker.
+/// The purpose of the thread that reads the messages of a tracker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Messages {
-    /// The kernel holds up each exchange of page tables until its message has been read. Modelled
-    /// machines do not.
+    /// Reads the message that each exchange of page tables (`mremap`) sends, because the kernel
+    /// blocks the call until then. Modelled machines do not block it.
     Exchanges,
-    /// It lets in those who wait to write.
+    /// Unprotects pages for writers that wait (`wp-sync`).
     Writers,
-    /// There is no such thread: threads that wait are woken together, by the worker.
+    /// There is no such thread: the worker wakes all waiting threads together.
     None,
 }
 
@@ -154,35 +162,35 @@ pub(crate) enum Messages {
 pub(crate) enum Areas {
     /// Always the same.
     Fixed,
-    /// They grow while few pages of an area are written and windows are short, and shrink again.
-    /// Areas of hugetlb pages do not: the longer the copy of a page's neighbours takes, the more of
-    /// them are written meanwhile.
+    /// They grow while few pages of an area are dirtied and windows are short, and shrink again.
+    /// Areas of hugetlb pages do not grow: the longer the copy of a page's neighbours takes, the
+    /// more of them are dirtied meanwhile.
     Adaptive {
-        /// They shrink while more base pages of an area are written during its copy. At this number
-        /// the faults and further copies that these pages cost weigh as much as the calls that
-        /// every area costs.
+        /// They shrink while more base pages than this are dirtied during the copy of an area. At
+        /// this number the faults and further copies of those pages cost as much as the system
+        /// calls that every area needs.
         most_written: u64,
     },
-    /// As large as is copied in about a third of the time that threads may have to wait.
+    /// As large as can be copied in about a third of the wait budget.
     Budgeted,
 }
 
-/// Whether writers can be kept out of an area before it is copied, where copies beside them are
-/// made in vain.
+/// Whether writers can be kept out of an area before it is copied, if they dirty one copy after the
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
-    /// No: its copies are bounded, and the last one is made in the window.
+    /// No: the number of copies is bounded, and the last one is made in the window.
     No,
     /// Yes, out of a whole area.
     Areas,
-    /// Yes; because of what other areas have met, only out of a single page: writers wait as long
-    /// as the copy of one page takes.
+    /// Yes, but if other areas' disturbed copies are the reason, only out of a single page, so that
+    /// writers wait no longer than the copy of one page takes.
     Pages,
-    /// Out of hugetlb pages, which the [last resort](Engine::LAST_RESORT) moves then.
+    /// Out of hugetlb pages only, which the [last resort](Engine::LAST_RESORT) then moves.
     HugetlbByLastResort,
 }
 
-/// In the order of [`Engine::ALL`].
+/// One row for each engine, in the order of [`Engine::ALL`].
 const ENGINES: [Profile; Engine::ALL.len()] = [
     Profile {
         engine: Engine::Precopy,
@@ -240,7 +248,8 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         signals: false,
         readers_wait: false,
         needs_exchange: false,
-        // A writer sleeps until a thread lets it write.
+        // Each dirtied page costs a writer a sleep until a thread lets it write, so fewer are
+        // allowed.
         areas: Areas::Adaptive { most_written: 24 },
         most_pages: Some(notes::MOST_PAGES),
         hold: Hold::Pages,
@@ -299,8 +308,8 @@ const _: () = {
 };
 
 impl Engine {
-    /// All that move memory of regions, the best first, for other pages than hugetlb pages
-    /// ([`Engine::preferred`]). The last one works always.
+    /// All engines for regions, in the order in which `auto` prefers them for all pages but hugetlb
+    /// pages ([`Engine::preferred`] has the order for those). The last one works on every kernel.
     pub const ALL: [Engine; 5] = [
         Engine::Precopy,
         Engine::StopCopy,
@@ -332,15 +341,15 @@ impl Engine {
         ENGINES.iter().find(|row| row.number == number).map(|row| row.engine)
     }
 
-    /// Whether it follows writes: copies pages while they are written, and copies again what was
-    /// written.
+    /// Whether it tracks writes: it copies pages while threads write to them, and copies dirty
+    /// pages again.
     pub const fn follows(self) -> bool {
         self.profile().follows
     }
 
-    /// All of [`Engine::ALL`], the best for pages of this size first: `auto` takes the first one
-    /// that works. Among hugetlb pages one that follows writes comes before the one that it takes
-    /// along while few threads wait, as among others.
+    /// All of [`Engine::ALL`] in the order in which `auto` tries them for pages of this size; it
+    /// takes the first that works. For hugetlb pages, too, an engine that tracks writes precedes
+    /// the engine that replaces it at low contention (`wp-sync` before `stop-copy`).
     pub fn preferred(page: PageSize) -> [Engine; Engine::ALL.len()] {
         let mut all = Engine::ALL;
         if page.is_hugetlb() {
@@ -351,13 +360,13 @@ impl Engine {
         all
     }
 
-    /// What it needs of the kernel, for pages other than hugetlb pages; `None` if it works
+    /// Its requirement on the kernel for pages other than hugetlb pages; `None` if it works
     /// everywhere.
     pub fn needs(self) -> Option<Ability> {
         self.needs_for(PageSize::Base)
     }
 
-    /// What it needs of the kernel for pages of this size; `None` if it works everywhere.
+    /// Its requirement on the kernel for pages of this size; `None` if it works everywhere.
     pub fn needs_for(self, page: PageSize) -> Option<Ability> {
         self.profile().tracker.map(|need| match need.ability {
             Ability::Hold if page.is_hugetlb() => Ability::HoldHugetlb,
@@ -365,16 +374,16 @@ impl Engine {
         })
     }
 
-    /// Which engine `auto` takes in its place while few threads come to wait: one that closes areas
-    /// before it copies them.
+    /// Which engine `auto` takes in its place while contention is low (few threads wait in
+    /// windows): one that closes areas before it copies them.
     pub(crate) fn at_low_contention(self, page: PageSize) -> Option<Engine> {
         let AtLowContention { hugetlb, other } = self.profile().at_low_contention;
         let engine = if page.is_hugetlb() { hugetlb } else { other };
         engine.filter(|engine| engine.moves(page))
     }
 
-    /// Whether its areas grow and shrink with what is seen of writers and windows, unless the user
-    /// gives a size.
+    /// Whether area sizes adapt to the writers and windows of earlier areas, unless the user gives
+    /// a size.
     pub const fn areas_grow(self) -> bool {
         !matches!(self.profile().areas, Areas::Fixed)
     }
@@ -388,15 +397,15 @@ impl Engine {
         }
     }
 
-    /// Whether writers may get the signal SIGSEGV, which the library's handler deals with, and
-    /// system calls that write into a moving area may fail with EFAULT.
+    /// Whether writers may get SIGSEGV, which the library's handler deals with, and system calls
+    /// that write into a moving area may fail with EFAULT.
     pub const fn signals(self) -> bool {
         self.profile().signals
     }
 
     /// Whether a thread that reads a moving area may have to wait until a thread of the job has
-    /// ended a window. A debugger that has stopped the job's threads would wait for ever, so a job
-    /// that is traced uses other engines.
+    /// ended a window. If a debugger had stopped the job's threads, it could wait for ever, so a
+    /// traced job uses other engines.
     pub const fn readers_wait(self) -> bool {
         self.profile().readers_wait
     }
@@ -408,15 +417,16 @@ impl Engine {
         most_pages.map_or(usize::MAX, |pages| (pages * unit).max(page.bytes()))
     }
 
-    /// Whether the kernel moves the entries of a span to the alias of its frames one by one, into
-    /// page tables that it makes for them. It does if the userfaultfd has not asked for messages
-    /// about moved mappings, in some kernels (from Linux 6.13 on, and in stable ones).
+    /// Whether the kernel may move the page-table entries of a span to the alias of its frames one
+    /// by one, into new page tables, instead of moving whole page-table pages. Some kernels do
+    /// (Linux 6.13 and later, and stable ones) if the userfaultfd has not asked for messages about
+    /// `mremap`.
     pub(crate) fn moves_single_entries(self) -> bool {
         self.needs() == Some(Ability::Hold)
     }
 
-    /// The most pages of an area whose writers may be held back because of what other areas have
-    /// met, and not only because of its own disturbed copies.
+    /// The most pages of an area whose writers may be kept out because copies of *other* areas were
+    /// disturbed. For the area's own disturbed copies there is no such limit.
     pub(crate) fn most_held_early(self) -> u64 {
         if self.profile().hold == Hold::Pages { 1 } else { u64::MAX }
     }
@@ -429,7 +439,7 @@ impl From<Engine> for EngineName {
 }
 
 impl EngineName {
-    /// The engine of regions that has this name, if it is one.
+    /// The engine for regions that has this name; `None` for a method that moves other memory.
     pub fn engine(self) -> Option<Engine> {
         Engine::by_number(self.number())
     }
@@ -447,15 +457,15 @@ impl fmt::Display for Engine {
     }
 }
 
-/// The size of the pages by which writes to pages of this size are noted.
+/// The granularity in bytes at which writes to pages of this size are tracked.
 pub(crate) fn followed_page_bytes(page: PageSize) -> usize {
     if page.is_hugetlb() { page.bytes() } else { BASE_PAGE }
 }
 
-/// What a worker makes its attempts with.
+/// The slot, epoch and backend with which a worker makes its attempts.
 #[derive(Clone, Copy)]
 pub(crate) struct Tools<'a> {
-    /// Where the attempt is announced.
+    /// The slot in which the attempt is published.
     pub(crate) slot: &'a Slot,
     /// Counts the attempts of all slots ([`slot::SlotTable::epoch`]).
     pub(crate) epoch: &'a AtomicU64,
@@ -463,12 +473,13 @@ pub(crate) struct Tools<'a> {
 }
 
 impl Work {
-    /// Whether a thread of low priority has started the job.
+    /// Whether a thread of low priority (idle, batch or nice) has started the job.
     fn starter_is_low(&self) -> bool {
         self.copying.is_some()
     }
 
-    /// Copies as this thread copies what nobody waits for.
+    /// Copies at the low priority of the job's starter, if it has one, because no thread waits for
+    /// this copy.
     fn copy_beside(&self, backend: &dyn Backend, copy: impl FnOnce()) {
         let changed = self.copying.filter(|copying| backend.hurry(*copying, true));
         copy();
@@ -477,7 +488,8 @@ impl Work {
         }
     }
 
-    /// The copy of some bytes of the area from `source`, where the old frames can be read.
+    /// The copy of a byte range of the area. `source` is an address where the old frames can be
+    /// read.
     fn piece(&self, source: usize, bytes: Range<usize>) -> Piece {
         let (dst, src) = (self.new.alias + bytes.start, source + bytes.start);
         Piece { dst, src, len: bytes.len(), method: self.method }
@@ -487,96 +499,96 @@ impl Work {
 /// Consecutive frames of one memory file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frames {
-    /// Where the pool maps them.
+    /// Their address in the pool's own mapping.
     pub(crate) alias: usize,
     pub(crate) file: MemoryFile,
     pub(crate) offset: u64,
 }
 
-/// What to move in one attempt.
+/// The parameters of one attempt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
-    /// The addresses, and the access that the user has given them.
+    /// The addresses, and the access that the user has set on them.
     pub(crate) span: Span,
-    /// The frames behind the span now.
+    /// The frames that the span maps now.
     pub(crate) old: Frames,
-    /// The frames that it gets.
+    /// The frames that the span is to map.
     pub(crate) new: Frames,
     pub(crate) page: PageSize,
-    /// Whether the user has locked the span into memory. A lock goes along with page tables, and
-    /// an alias must not have it: it would take a share of RLIMIT_MEMLOCK.
+    /// Whether the user has locked the span (`mlock`). A lock moves along with page tables, and an
+    /// alias must not get it, because it would count against RLIMIT_MEMLOCK.
     pub(crate) locked: bool,
-    /// Whether the page tables of the span and of the new frames' alias may be exchanged. Otherwise
-    /// the new frames are mapped by their file.
+    /// Whether the page tables of the span and of the new frames' alias may be exchanged. If not,
+    /// the file of the new frames is mapped.
     pub(crate) may_exchange: bool,
-    /// Writers are held back from the start, so that they cannot disturb the attempt.
+    /// Writers are kept out from the start, so that they cannot disturb the attempt.
     pub(crate) hold: bool,
-    /// An earlier attempt may have left huge pages mapped by base pages, with advice against huge
-    /// ones.
+    /// An earlier attempt may have left huge pages mapped by base pages, with MADV_NOHUGEPAGE set.
     pub(crate) maybe_split: bool,
     /// The fastest way to copy from the old frames' node to the new frames' node.
     pub(crate) method: CopyMethod,
-    /// How to follow writes, if the job has a tracker.
+    /// The tracker and its limits, if the job has a tracker.
     pub(crate) following: Option<Following>,
-    /// How this thread is to be scheduled while others wait for it, if not as usual.
+    /// The scheduling of this thread while others wait for it (for example SCHED_FIFO); `None`
+    /// leaves it as it is.
     pub(crate) haste: Option<Haste>,
-    /// How it is to be scheduled while it copies what nobody waits for, if not as usual.
+    /// The scheduling of this thread while it copies and nobody waits; `None` leaves it as it is.
     pub(crate) copying: Option<Haste>,
 }
 
-/// How to follow the writes to an area.
+/// How to track the writes to an area.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Following {
     pub(crate) tracker: Tracker,
-    /// The area is frozen when at most this many base pages have been written since they were
-    /// copied.
+    /// The area is frozen when at most this many base pages are dirty.
     pub(crate) freeze_at: u64,
-    /// After this many further copies it is frozen anyway.
+    /// After this many further copies it is frozen even if more are dirty.
     pub(crate) max_rounds: u32,
 }
 
 /// The state of the alias of the vacated frames after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OldAlias {
-    /// As it was.
+    /// Unchanged.
     Untouched,
     /// It has the page tables of the span, with the access and the attributes of the span.
     HasTables(Entries),
-    /// It must be mapped anew: it has page tables for base pages, or attributes that no call takes
-    /// back. If `apart`, the kernel has not joined its mapping with its neighbours
+    /// It must be mapped anew, because it has page tables for base pages, or attributes that no
+    /// call reverts. If `apart`, the kernel has not joined its mapping with its neighbours
     /// ([`Entries::Apart`]).
     Spoilt { apart: bool },
     /// It may be a hole.
     Torn,
 }
 
-/// What page table entries have brought along from a span.
+/// The state of page-table entries that moved from a span to an alias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entries {
-    /// Nothing.
+    /// Ordinary entries.
     Plain,
-    /// They are registered with the tracker and do not allow writing.
+    /// They are registered with the tracker and write-protected.
     Marked,
-    /// Their mapping was registered until it moved. So the kernel has not joined it with its
+    /// Their mapping was registered until it moved, so the kernel has not joined it with its
     /// neighbours, and may have moved the entries into new page tables.
     Apart,
 }
 
-/// How an attempt ended, and what it has left.
+/// How an attempt ended, and in which state it left the span and its aliases.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttemptEnd {
     pub(crate) step: AttemptResult,
     pub(crate) counters: Counters,
     pub(crate) after: AfterState,
     pub(crate) old_alias: OldAlias,
-    /// Whether windows and written pages say something of the next area.
+    /// Whether windows and dirty pages of this attempt are used to size the next area.
     pub(crate) telling: bool,
-    /// Whether writers disturbed the copy that was made beside them; `None` if no such copy tells.
+    /// Whether writers dirtied the copy that was made beside them; `None` if this attempt does not
+    /// show it.
     pub(crate) disturbed: Option<bool>,
 }
 
-/// Runs one attempt by one engine. At the end the span is accessible as its user set it, nobody
-/// waits for it, and the slot is idle.
+/// Runs one attempt by one engine. At the end the span has the user's access again, nobody waits
+/// for it, and the slot is idle.
 ///
 /// # Safety
 /// Nobody else migrates, grows or discards the pages of the span meanwhile. `old` are their frames.
@@ -599,7 +611,7 @@ pub(crate) unsafe fn attempt(engine: Engine, tools: &Tools<'_>, work: &Work) -> 
 }
 
 impl AttemptEnd {
-    /// An attempt that could not be begun.
+    /// The end of an attempt that failed before it began.
     #[cfg(not(loom))]
     pub(crate) fn refused(engine: Engine, work: &Work, call: Call, errno: Errno) -> AttemptEnd {
         AttemptEnd::of(engine, work, AttemptResult::Refused(call, errno), Effort::default())
@@ -609,7 +621,8 @@ impl AttemptEnd {
         let Effort { counters, after, .. } = effort;
         let profile = engine.profile();
         let followed = profile.follows;
-        // Writes to transparent huge pages are followed by base pages.
+        // Writes to transparent huge pages are tracked by base pages, so their page tables were
+        // split.
         let split = work.maybe_split || followed && work.page == PageSize::Thp;
         let old_alias = match after.parked {
             Parked::No => OldAlias::Untouched,
@@ -648,7 +661,7 @@ mod tests {
             let number = |other: Engine| other.number() == engine.number();
             assert_eq!(Engine::ALL.into_iter().filter(|other| number(*other)).count(), 1);
         }
-        // What C programs were compiled with never changes.
+        // Numbers never change, because C programs have been compiled with them.
         let numbers = Engine::ALL.map(|engine| (engine.name(), engine.number()));
         let known = [
             ("precopy", 1),

@@ -1,10 +1,11 @@
 //! The engine `mprotect`: the method of page_leap (Schuhknecht and Rassau, "Taking the Leap",
 //! sections 4.1 and 4.2), made correct: protect, copy, close, commit.
 //!
-//! An area is made read-only and copied. A thread that writes to it meanwhile gets SIGSEGV. Its
-//! handler makes the area writable again and marks it, and the migrator retries it in smaller
-//! parts. If nobody wrote, the area is switched to the new frames. `docs/protocol.md`, sections 2
-//! and 3.1, has the states and the argument.
+//! The area is made read-only by `mprotect` and copied. A thread that writes to it meanwhile gets
+//! SIGSEGV. Its handler makes the area writable again and sets the slot's phase to Open, so the
+//! migrator throws the copy away, and the job retries the area in smaller parts. If no thread
+//! wrote, the new frames are mapped. `docs/protocol.md`, sections 2 and 3.1, has the states and the
+//! argument.
 //!
 //! The engine promises: user-mode reads never wait for a copy. User-mode writes are never lost and
 //! always proceed, at the latest when the area has been moved. Every page is migrated, because
@@ -22,8 +23,7 @@ use crate::backend::{Backend, Call};
 use crate::sync::monotonic_ns;
 use crate::units::BASE_PAGE;
 
-/// Bytes that each thread copies between two looks at whether a writer has interrupted. 64 KB take
-/// about 10 us.
+/// Bytes that each thread copies between two checks for a writer. 64 KB take about 10 us.
 #[cfg(not(any(loom, shuttle)))]
 const COPY_STEP: usize = 64 << 10;
 #[cfg(any(loom, shuttle))]
@@ -40,8 +40,9 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
     step
 }
 
-/// Does all of it, and leaves the thread raised if it has closed the area for the copy. Short
-/// windows are not worth the calls that raise it, unless it has just copied at a low priority.
+/// Runs the attempt; may return with the thread's priority raised. It is raised if the area is
+/// held, or if the thread has just copied at a low priority. Other windows are so short that
+/// raising it would cost more than it saves.
 ///
 /// # Safety
 /// As [`attempt`].
@@ -51,7 +52,7 @@ unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Atte
     // A span that the user may not write cannot be disturbed: nothing to track, nothing to protect.
     let trackable = prot.writable();
     let mut hold = work.hold;
-    // Whether a call of ours has taken access away.
+    // Whether a call of ours has made the span read-only.
     let mut protected = false;
     slot.waits.take_waiters();
     // SAFETY: `backend` outlives this function, which retires the slot on every path.
@@ -94,8 +95,8 @@ unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Atte
                     slot.retire();
                     return AttemptResult::Dirty;
                 }
-                // The area may be writable although the writer was told that it is not: protect and
-                // copy again.
+                // The area may be writable, although the call that should have made it so reported
+                // a failure: protect and copy again.
                 Close::HandedOver => {
                     hold = true;
                     continue;
@@ -103,7 +104,7 @@ unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Atte
             }
         }
         if !trackable {
-            // Until now nobody had to wait.
+            // Read-only areas are closed only now.
             closed_at = monotonic_ns();
         }
         // SAFETY: the area is closed and the copy is complete.
@@ -128,8 +129,8 @@ unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Atte
     }
 }
 
-/// Copies the area, in steps if writers may interrupt, until done or disturbed. Returns whether all
-/// of it was copied.
+/// Copies the area; if writers may interrupt, in steps of [`COPY_STEP`] for each thread, until a
+/// writer interrupts. Returns whether all of it was copied.
 ///
 /// # Safety
 /// As [`attempt`].

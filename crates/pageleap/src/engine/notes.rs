@@ -1,6 +1,6 @@
-//! Notes of the pages of an area that writers were let write to, for engines where the kernel keeps
-//! no such notes. A migrator shares the notes with the thread that serves its tracker. That thread,
-//! the server, reads the messages of waiting writers.
+//! Notes of dirty pages, for the engine `wp-sync`, whose kernel does not track them. A migrator
+//! shares the notes with the *server*: the thread that reads the tracker's messages about writers
+//! that wait for a write-protected page.
 //!
 //! ```text
 //!          begin                    close
@@ -11,12 +11,12 @@
 //!                    Letting
 //! ```
 //!
-//! * **Following**: the server lets in a writer that waits for a protected page, and notes the
-//!   page.
-//! * **Letting**: the server is letting a writer in. Nobody else leaves this phase. So a migrator
-//!   that has closed the area knows that no page becomes writable any more, and that every page
-//!   that became writable is noted.
-//! * **Closed**, **Idle**: writers go on waiting until the migrator wakes them.
+//! * **Following**: for a writer that waits for a protected page, the server unprotects the page,
+//!   then notes it ("lets the writer in").
+//! * **Letting**: the server is letting a writer in. Only the server leaves this phase. So once a
+//!   migrator has closed the notes, no page becomes writable any more, and every page that became
+//!   writable is noted.
+//! * **Closed**, **Idle**: writers wait until the migrator wakes them.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ const FOLLOWING: u64 = 1;
 const LETTING: u64 = 2;
 const CLOSED: u64 = 3;
 
-/// The pages written in one worker's current attempt.
+/// The dirty pages of one worker's current attempt.
 pub(crate) struct WriteNotes {
     word: WaitWord,
     start: AtomicUsize,
@@ -73,8 +73,8 @@ impl WriteNotes {
     // ---------------------------------------------------------------------------------------------
 
     /// Lets writers into the `len` bytes from `start` from now on. The call must come before the
-    /// first call that holds writers up. A writer that was held up earlier would not be let in, and
-    /// would wait until the attempt is over.
+    /// first write-protecting call: a writer that waited earlier would not be let in, and would
+    /// wait until the attempt is over.
     pub(crate) fn begin(&self, start: usize, len: usize, page_bytes: usize) {
         let word = self.word.load();
         debug_assert_eq!(word & PHASE_MASK, IDLE, "one attempt at a time");
@@ -87,8 +87,8 @@ impl WriteNotes {
         self.word.set_and_wake(Self::next(word, FOLLOWING));
     }
 
-    /// Makes writers go on waiting. When the call returns, no writer is being let in, and the pages
-    /// of all writers that were let in are noted.
+    /// Keeps writers out from now on. When the call returns, no writer is being let in, and the
+    /// pages of all writers that were let in are noted.
     pub(crate) fn close(&self) {
         self.leave(CLOSED);
     }
@@ -115,9 +115,9 @@ impl WriteNotes {
         self.lettings.swap(0, Ordering::Relaxed)
     }
 
-    /// Passes the noted pages to `each`, as bytes from the start of the area. Neighbouring pages
-    /// come as one range. Stops when `each` returns `false` or fails. With `forget`, the notes of
-    /// the pages are erased.
+    /// Passes the noted pages to `each`, as bytes from the start of the area; neighbouring pages
+    /// may come as one range. Stops when `each` returns `false` or fails. With `forget`, the notes
+    /// of the pages are erased.
     pub(crate) fn written<E>(
         &self,
         forget: bool,
@@ -126,7 +126,7 @@ impl WriteNotes {
         let page_bytes = self.page_bytes.load(Ordering::Relaxed);
         let words = self.pages.load(Ordering::Relaxed).div_ceil(64);
         for (i, bits) in self.written[..words].iter().enumerate() {
-            // Acquire: the page became writable before it was noted. So a caller that now protects
+            // Acquire: the page became writable before it was noted, so a caller that now protects
             // the page again does so after that.
             let mut left =
                 if forget { bits.swap(0, Ordering::AcqRel) } else { bits.load(Ordering::Acquire) };
@@ -146,9 +146,9 @@ impl WriteNotes {
     // Server's side
     // ---------------------------------------------------------------------------------------------
 
-    /// Handles a writer that waits to write to `addr`. If writers are let in now, calls `let_in`
-    /// for the page (address, bytes) and notes the page. `let_in` may fail, with or without effect.
-    /// Writers then wait until the attempt is over, or have written.
+    /// Handles a writer that waits to write to `addr`. In phase Following, calls `let_in` for the
+    /// page (address, bytes) to unprotect it, and notes the page. If `let_in` fails, with or
+    /// without effect, writers of the page wait until the attempt is over, or have written.
     pub(crate) fn wanted(&self, addr: usize, let_in: impl FnOnce(usize, usize)) {
         let word = self.word.load();
         let start = self.start.load(Ordering::Relaxed);
@@ -161,11 +161,11 @@ impl WriteNotes {
         if !self.word.exchange(word, letting) {
             return; // The migrator has closed it: nobody else changes the word now.
         }
-        // The kernel lifts any protection of the page, even another worker's. So `leave` waits for
+        // `let_in` lifts any protection of the page, even another worker's, so `leave` waits for
         // us.
         //
         // The note comes after the call. Otherwise the migrator could find the note and protect the
-        // page again, and this call would then make the page writable.
+        // page again, and then this call would make the page writable without a note.
         let_in(start + page * page_bytes, page_bytes);
         self.written[page / 64].fetch_or(1 << (page % 64), Ordering::Release);
         self.lettings.fetch_add(1, Ordering::Relaxed);

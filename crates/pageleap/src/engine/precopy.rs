@@ -1,14 +1,14 @@
-//! The engine `precopy`: the kernel notes which pages are written (userfaultfd with asynchronous
-//! write-protection, Linux 6.7), and the page tables of the area are taken away for the window.
+//! The engine `precopy`: pre-copy, as in live migration. The kernel tracks dirty pages (userfaultfd
+//! with asynchronous write-protection, Linux 6.7), and the area is unmapped for the window.
 //!
-//! No signal, no handler: the kernel's own writes are noted like any others. In the window the page
-//! tables of the span lie in the alias of the old frames, marks included. A thread that touches the
-//! area then, user code or kernel, sleeps in a page fault until the page tables of the new frames
-//! have arrived.
+//! No signal and no handler is involved, and the kernel's own writes are tracked like any others.
+//! In the window the page tables of the span lie in the alias of the old frames, write-protect
+//! marks included. A thread that touches the area then, user code or kernel, sleeps in a page fault
+//! until the page tables of the new frames are mapped.
 //!
 //! The engine promises: system calls that read or write the area do not fail because of a leap
 //! (FUTEX_WAKE_OP may); writers are neither signalled nor throttled. It needs a userfaultfd that
-//! holds up the kernel's accesses, which takes a privilege or `/dev/userfaultfd`.
+//! can make the kernel's own accesses wait, which takes a privilege or `/dev/userfaultfd`.
 
 use super::commit::{AttemptResult, arrive};
 use super::effort::Effort;
@@ -30,8 +30,8 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
 }
 
 impl Way for Precopy {
-    /// From now on a thread that finds a page without an entry waits. Pages have one, as a rule,
-    /// until the page tables are taken away.
+    /// Registers the span for MINOR faults: from now on a thread that faults on a page without an
+    /// entry waits. As a rule all pages have one until the span is unmapped.
     unsafe fn prepare(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
         let Span { addr, len, .. } = at.work.span;
         let (backend, tracker) = (at.tools.backend, at.following.tracker);
@@ -43,8 +43,8 @@ impl Way for Precopy {
         }
     }
 
-    /// Moves the page tables of the span to the alias, copies what the last stores have left to
-    /// copy, and brings the page tables of the new frames.
+    /// Unmaps the span by moving its page tables to the alias, copies the pages that are still
+    /// dirty, and maps the page tables of the new frames.
     unsafe fn close_and_commit(
         &self,
         at: &Attempt<'_>,
@@ -55,12 +55,13 @@ impl Way for Precopy {
         // SAFETY: the span is published, and registered.
         unsafe { at.freeze(effort) }?;
         let (mut copied, mut reads) = (0, 0);
-        // Nobody can store to these frames any more, so this look is the last one.
+        // No thread can store to these frames any more, so this scan is final.
         // SAFETY: the alias holds the page tables of the frames; the new frames are ours.
         unsafe {
             at.unproven(old.alias, len, false, effort, &mut |pages| {
-                // Not through the alias: the kernel may drop an entry of it at any time, and a
-                // thread that finds none there sleeps until it is woken, which would be by us.
+                // Read through the file and not through the alias. The kernel may drop an entry of
+                // the alias at any time; a thread that faults there sleeps until it is woken, and
+                // only this thread would wake it.
                 let (offset, dst) = (old.offset + pages.start as u64, new.alias + pages.start);
                 reads += 1;
                 copied += pages.len() as u64;

@@ -1,10 +1,10 @@
-//! The engine `precopy-protect`: the kernel notes which pages are written, as for `precopy`, and
-//! the area is made read-only for the window.
+//! The engine `precopy-protect`: the kernel tracks dirty pages, as for `precopy`, and the area is
+//! made read-only by `mprotect` for the window.
 //!
 //! A thread that writes to the area in the window waits in the signal handler, as with the engine
 //! `mprotect`; readers never wait. A system call that writes into the area in the window fails with
-//! EFAULT. The engine takes no privilege. Hugetlb pages whose writers are too fast to be followed
-//! are moved by the engine `mprotect`. `docs/adr/0011` compares the engines.
+//! EFAULT. The engine takes no privilege. Hugetlb pages that are dirtied faster than they can be
+//! copied are moved by the engine `mprotect`. `docs/adr/0011` compares the engines.
 
 use super::commit::{AttemptResult, change_places, give_access_back};
 use super::effort::Effort;
@@ -31,8 +31,7 @@ impl Way for PrecopyProtect {
         unsafe { at.unlock(effort) }
     }
 
-    /// Makes the span read-only, copies what the last stores have left to copy, and brings the new
-    /// frames.
+    /// Makes the span read-only, copies the pages that are still dirty, and maps the new frames.
     unsafe fn close_and_commit(
         &self,
         at: &Attempt<'_>,
@@ -45,7 +44,7 @@ impl Way for PrecopyProtect {
         unsafe { backend.protect(addr, len, prot.without_write()) }
             .map_err(|errno| (Call::Protect, errno))?;
         let mut copied = 0;
-        // Nobody can store to these frames any more, so this look is the last one.
+        // No thread can store to these frames any more, so this scan is final.
         // SAFETY: the source is readable; the new frames are ours.
         unsafe {
             at.unproven(addr, len, false, effort, &mut |pages| {

@@ -1,11 +1,11 @@
-//! A processor of the modelled machine. When a load or store faults, the real handler's code
-//! decides about it, and the processor repeats it.
+//! A processor of the modelled machine. When a load or store faults, it runs the decision of the
+//! real SIGSEGV handler, then repeats the access.
 
 use super::slot::{FaultVerdict, SlotTable};
 use crate::backend::{Backend, Model};
 use crate::units::BASE_PAGE;
 
-/// What a thread of the program needs in order to touch modelled memory.
+/// The state with which a thread of the program accesses modelled memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Processor<'a, const N: usize> {
     pub(crate) model: &'a Model,
@@ -31,10 +31,10 @@ impl<const N: usize> Processor<'_, N> {
         }
     }
 
-    /// Does what the handler does about a fault at an address that the program may access.
+    /// Runs the handler's decision about a fault at an address that the program may access.
     pub(crate) fn fault(self, addr: usize, write: bool) {
         let page = addr / BASE_PAGE * BASE_PAGE;
-        // SAFETY: the call only asks, and changes nothing.
+        // SAFETY: populating changes neither contents nor access.
         let accessible = || unsafe { self.model.populate(page, BASE_PAGE, write) }.is_ok();
         let verdict = self.table.resolve(addr, &accessible, &mut |_| {});
         assert_eq!(

@@ -6,9 +6,10 @@
 //! does what the phase asks for.
 //!
 //! `docs/protocol.md`, section 2.1, draws the phases, says who may leave each of them, and has the
-//! claims S1 to S3 about these steps. The rule that other protocols lack: of a writer that opens the
-//! area and the migrator that closes it, exactly one compare-and-swap succeeds. A writer that is let
-//! in between a mere check and the remap would lose its write.
+//! claims S1 to S3 about these steps. The rule that other protocols lack: when a writer opens the
+//! area and the migrator closes it, exactly one compare-and-swap succeeds. If the migrator only
+//! checked a flag, a writer could be let in between that check and the remap, and its write would
+//! be lost.
 //!
 //! The word carries a generation, which each publish raises. So a thread that slept through several
 //! attempts neither acts on a later attempt nor waits for it.
@@ -32,7 +33,8 @@ const PHASE_MASK: u64 = (1 << PHASE_BITS) - 1;
 pub(crate) enum SlotPhase {
     /// No attempt.
     Idle = 0,
-    /// Only the migrator changes mappings of the area. Who faults sleeps until the phase changes.
+    /// Only the migrator changes mappings of the area. A thread that faults sleeps until the phase
+    /// changes.
     Closed = 1,
     /// The area is read-only, and is being copied.
     Tracking = 2,
@@ -96,9 +98,9 @@ pub(crate) struct Slot {
     /// idle. Only the thread whose compare-and-swap entered `Opening` reads it, and the migrator
     /// does not go on before that thread has left `Opening`.
     backend: UnsafeCell<Option<*const dyn Backend>>,
-    /// How long faulting threads were held up.
+    /// How long faulting threads waited.
     pub(crate) waits: WaitCounters,
-    /// The notes lie in the slot because they must not lie on the heap: the heap may be frozen.
+    /// The dirty pages of `wp-sync`. They lie in the slot and not on the heap, which may be frozen.
     pub(crate) notes: WriteNotes,
     /// The threads that copy with the worker. They lie here for the same reason.
     pub(crate) crew: Crew,
@@ -144,8 +146,8 @@ impl Slot {
     // Migrator's side
     // ---------------------------------------------------------------------------------------------
 
-    /// Announces an attempt, closed: from now on threads that fault in `span` wait for it. The call
-    /// must come before the first call that forbids access to the span.
+    /// Announces an attempt, in phase Closed: from now on threads that fault in `span` wait for it.
+    /// The call must come before the first call that forbids access to the span.
     ///
     /// # Safety
     /// `backend` must stay valid until [`Slot::retire`].
@@ -157,10 +159,10 @@ impl Slot {
     ) {
         let word = self.load();
         debug_assert_eq!(word.phase(), SlotPhase::Idle, "a slot serves one attempt at a time");
-        // Relaxed: a thread that sees the new generation sees these fields (`change` releases). A
-        // thread that sees the old generation with these fields decides wrongly, and finds out. It
-        // opens nothing, because the word has changed. It declares nothing foreign, because the
-        // epoch has changed.
+        // Relaxed: a thread that sees the new generation sees these fields, because `change`
+        // releases the word. A thread that sees the old generation with these fields may decide
+        // wrongly, which does no harm: it opens nothing, because the word has changed, and it
+        // declares no fault foreign, because the epoch has changed.
         self.start.store(span.addr, Ordering::Relaxed);
         self.len.store(span.len, Ordering::Relaxed);
         self.prot.store(span.prot.0 as u32, Ordering::Relaxed);
@@ -172,9 +174,9 @@ impl Slot {
         epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// Lets writers interrupt the attempt from now on. The span must already be read-only. Our own
-    /// protection change would shut out again a writer that was let in earlier, and nobody would be
-    /// left to let that writer in.
+    /// Lets writers interrupt the attempt from now on. The span must already be read-only.
+    /// Otherwise our own protection change could shut out a writer that was let in earlier, and
+    /// nobody would be left to let it in again.
     pub(crate) fn track(&self) {
         self.change(self.load().with(SlotPhase::Tracking));
     }
@@ -232,8 +234,8 @@ impl Slot {
         covers.then_some(word)
     }
 
-    /// A writer's attempt to enter: makes the area writable again, if the attempt that `seen`
-    /// belongs to is still current.
+    /// A writer's side of the race with `close`: makes the area writable again, if the attempt of
+    /// `seen` is still current.
     fn open(&self, seen: Word) {
         let opening = seen.with(SlotPhase::Opening);
         if !self.word.exchange(seen.0, opening.0) {
@@ -265,7 +267,7 @@ impl Slot {
     }
 }
 
-/// What a faulting thread is to do.
+/// The handler's decision about a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultVerdict {
     /// A migration held up the access: repeat it.

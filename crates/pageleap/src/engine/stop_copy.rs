@@ -1,26 +1,27 @@
-//! The engine `stop-copy`: the page tables of the area are taken away, the area is copied, and the
-//! page tables of the new frames come. The word is live migration's: stop-and-copy.
+//! The engine `stop-copy`: stop-and-copy, as in live migration. The page tables of the area are
+//! unmapped, the area is copied, and the page tables of the new frames are mapped.
 //!
-//! Nothing is followed, so nothing is marked, looked at or copied again. A thread that touches the
-//! area in the window, reading or writing, user code or kernel, sleeps in a page fault until the
-//! new frames have come. The window contains the copy. So the engine is for areas that few threads
-//! touch meanwhile, and how long these may wait decides how large areas are (`job/pace.rs`). The
-//! worker is raised in the window, but before ordinary threads only as long as its share of real
-//! time lasts: copies at a real-time priority would keep a CPU from everybody else for the length
-//! of a job (`priority.rs`).
+//! No thread can write while it copies, so the engine neither write-protects nor scans, and copies
+//! each page once. A thread that touches the area in the window, reading or writing, user code or
+//! kernel, sleeps in a page fault until the new frames are mapped. The window contains the copy, so
+//! the engine is for areas that few threads touch meanwhile, and the wait budget decides how large
+//! areas are (`job/pace.rs`). In the window the worker runs at a real-time priority (SCHED_FIFO),
+//! but only for a share of the time: otherwise its copies would keep a CPU from everybody else for
+//! the length of a job (`priority.rs`).
 //!
-//! The kernel sends no message for an exchange of page tables here, and forgets the registration of
-//! what was exchanged (`mremap` without UFFD_FEATURE_EVENT_REMAP). So no thread has to read
-//! messages, and the alias of the old frames can be read: nobody waits for a page of it. It is
-//! complete and writable, and needs nothing before its frames can be used again.
+//! `mremap` sends no message here (the userfaultfd has no UFFD_FEATURE_EVENT_REMAP), so no thread
+//! has to read any. It also ends the registration of the page tables that it moves. So a read
+//! through the alias of the old frames never waits, and the alias is complete and writable. Before
+//! its frames are used again, only its attributes have to be restored (step 7 of section 3.5).
 //!
-//! The kernel exchanges no page tables of hugetlb pages. There the page tables of the area are
-//! dropped (MADV_DONTNEED, Linux 5.18), and a new mapping brings those of the new frames. What is
-//! in the file keeps its contents, and whoever touches it waits as above. The alias of the old
-//! frames keeps page tables of its own.
+//! For hugetlb pages `mremap` cannot move page tables. Instead, MADV_DONTNEED drops those of the
+//! area (Linux 5.18), and `mmap` of the new frames' file brings the new ones. The file keeps its
+//! contents, and a thread that touches the area waits as above. The alias of the old frames keeps
+//! page tables of its own.
 //!
 //! The engine promises: system calls that read or write the area do not fail because of a leap
-//! (FUTEX_WAKE_OP may). It needs Linux 5.14, and a userfaultfd that holds up the kernel's accesses.
+//! (FUTEX_WAKE_OP may). It needs Linux 5.14, and a userfaultfd that can make the kernel's own
+//! accesses wait.
 
 use super::commit::{AttemptResult, arrive};
 use super::effort::Effort;
@@ -56,8 +57,8 @@ impl Way for StopCopy {
         unsafe { at.unlock(effort) }
     }
 
-    /// Takes the page tables of the span away, copies the frames, and brings the page tables of the
-    /// new ones.
+    /// Unmaps the page tables of the span, copies the frames, and maps the page tables of the new
+    /// ones.
     unsafe fn close_and_commit(
         &self,
         at: &Attempt<'_>,
@@ -70,13 +71,15 @@ impl Way for StopCopy {
             if at.work.page.is_hugetlb() { at.drop_tables(effort) } else { at.freeze(effort) }
         }?;
         let from = monotonic_ns();
-        // Nobody can store to the old frames any more, so this copy is the last one.
+        // No thread can store to the old frames any more, so this copy is final.
         if prot.readable() {
-            // SAFETY: the alias maps the old frames and holds up nobody; the new frames are ours.
+            // SAFETY: the alias maps the old frames and no read of it waits; the new frames are
+            // ours.
             unsafe { at.tools.slot.crew.copy(backend, at.work.piece(old.alias, 0..len), false) };
         } else {
             effort.count(Call::ReadFile);
-            // The alias has the access of the span. SAFETY: the new frames are ours.
+            // The alias has the access of the span, so it cannot be read: the file is read.
+            // SAFETY: the new frames are ours.
             unsafe { backend.read_file(old.file, old.offset, new.alias, len) }
                 .map_err(|errno| (Call::ReadFile, errno))?;
         }

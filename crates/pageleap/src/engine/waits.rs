@@ -1,8 +1,8 @@
-//! How long faulting threads were held up. The fault handler counts without locks.
+//! Statistics of waiting times. The fault handler records into them without locks.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Leading bits of a time that its bucket preserves. A bucket is at most 1/16 of its times wide.
+/// Leading bits of a time that select its bucket. A bucket is at most 1/16 of its times wide.
 const PRECISION: u32 = 4;
 const STEPS: usize = 1 << PRECISION;
 /// Number of buckets of a histogram. The buckets reach up to 18 minutes; the last one holds all
@@ -30,15 +30,14 @@ fn longest(bucket: usize) -> u64 {
     }
 }
 
-/// Counters of one slot. They are plain statistics and order nothing, so they need no model
-/// checker.
+/// Counters of one slot, which no other code is ordered by, so they need no model checker.
 pub(crate) struct WaitCounters {
     total_ns: AtomicU64,
     max_ns: AtomicU64,
     histogram: [AtomicU64; BUCKETS],
-    /// Protection changes by which writers opened areas.
+    /// `mprotect` calls by which writers opened areas.
     openings: AtomicU64,
-    /// Threads that have come to wait.
+    /// Threads that began to wait.
     waiters: AtomicU64,
 }
 
@@ -53,7 +52,7 @@ impl WaitCounters {
         }
     }
 
-    /// Counts one protection change by a writer. Async-signal-safe.
+    /// Counts one `mprotect` call of a writer that opens an area. Async-signal-safe.
     pub(crate) fn count_opening(&self) {
         self.openings.fetch_add(1, Relaxed);
     }
@@ -68,7 +67,7 @@ impl WaitCounters {
         self.waiters.fetch_add(1, Relaxed);
     }
 
-    /// Returns how many threads have come to wait, and starts again from zero.
+    /// Returns how many threads began to wait, and starts again from zero.
     pub(crate) fn take_waiters(&self) -> u64 {
         self.waiters.swap(0, Relaxed)
     }
@@ -92,7 +91,7 @@ impl WaitCounters {
     }
 }
 
-/// Statistics of times for which threads were held up, or areas were closed.
+/// Statistics of the times for which threads waited, or areas were closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waits {
     /// Number of times.

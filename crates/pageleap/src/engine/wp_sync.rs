@@ -1,11 +1,12 @@
-//! The engine `wp-sync`: pages are write-protected by the tracker, writers are let in one by one,
-//! and what they have written is noted by us ([`notes`](super::notes)).
+//! The engine `wp-sync`: synchronous write-protection by userfaultfd. The tracker's thread
+//! unprotects pages for writers, one page at a time, and notes each as dirty
+//! ([`notes`](super::notes)).
 //!
-//! For Linux 6.6, whose kernel does not note writes by itself, and for hugetlb pages, which no
-//! kernel notes more finely than by 2 MB. A thread that writes to a protected page, user code or
-//! kernel, waits in its page fault until the tracker's thread has lifted the protection of that
-//! page and noted it. When the notes are closed nobody is let in any more: that is the window.
-//! Readers never wait. With `hold` the area is closed before it is copied.
+//! For Linux 6.6, which has no asynchronous write-protection, and for hugetlb pages, whose writes
+//! no kernel tracks more finely than by 2 MB. A thread that writes to a protected page, user code
+//! or kernel, waits in its page fault until the tracker's thread has unprotected that page and
+//! noted it. The window begins when the notes are closed, because from then on no page is
+//! unprotected. Readers never wait. With `hold` the area is closed before it is copied.
 
 use super::commit::{AttemptResult, arrive};
 use super::effort::Effort;
@@ -15,7 +16,8 @@ use super::{Tools, Work, followed_page_bytes};
 use crate::backend::Call;
 use crate::units::BASE_PAGE;
 
-/// Runs of pages that are protected one by one. One call for the whole span costs more, but once.
+/// Up to this many runs of dirty pages are write-protected one by one. For more, one call for the
+/// whole span is cheaper.
 const FEW: usize = 16;
 
 struct WpSync;
@@ -34,8 +36,8 @@ impl Way for WpSync {
         !at.work.hold
     }
 
-    /// Where the window is one call for one page, as it may turn out, running before others costs
-    /// more than it spares: 11 us of 200 for a page of 2 MB.
+    /// Not raised if the area is one page and not held: the window may be one system call, and
+    /// raising the thread costs more than it saves (11 us of 200 for a page of 2 MB).
     fn hurries(&self, at: &Attempt<'_>) -> bool {
         at.work.hold || followed_page_bytes(at.work.page) != at.work.span.len
     }
@@ -47,8 +49,8 @@ impl Way for WpSync {
         unsafe { at.mark(Call::MarkClean, effort) }
     }
 
-    /// Shows `each` the pages that a thread was let write to. With `mark_clean` they are
-    /// write-protected first, and noted no longer.
+    /// Calls `each` for the pages that are noted as dirty. With `mark_clean` they are
+    /// write-protected first, and their notes erased.
     unsafe fn look(
         &self,
         at: &Attempt<'_>,
@@ -65,8 +67,7 @@ impl Way for WpSync {
         })
     }
 
-    /// Keeps everybody out who writes to the span, copies what has been written since it was
-    /// copied, or all of it, and brings the new frames.
+    /// Closes the notes, copies the dirty pages (with `hold`, all pages), and maps the new frames.
     unsafe fn close_and_commit(
         &self,
         at: &Attempt<'_>,
@@ -74,7 +75,7 @@ impl Way for WpSync {
     ) -> Result<(), Refusal> {
         let (len, notes) = (at.work.span.len, &at.tools.slot.notes);
         effort.counters.held |= at.work.hold;
-        // From now on nobody is let in.
+        // From now on no page is unprotected for a writer.
         notes.close();
         let mut copied = 0;
         let mut copy = |pages: std::ops::Range<usize>| {
@@ -103,19 +104,19 @@ impl Way for WpSync {
             if runs > 0 {
                 at.hurry(effort);
             }
-            // Nobody can write to the others, so this look is the last one.
+            // No thread can write to the other pages, so this scan is final.
             // SAFETY: forwarded to the caller.
             unsafe { self.look(at, runs <= FEW, effort, &mut copy) }?;
         }
         effort.counters.copied += copied;
         effort.counters.left = copied / BASE_PAGE as u64;
         if at.work.hold {
-            // Which of the pages would have been written nobody knows.
+            // Nobody knows which of the pages would have been dirtied, so all count.
             effort.counters.written = effort.counters.left;
         }
         // SAFETY: the span is closed, and all its pages have been copied since the last store to
-        // them. The page tables cannot go to the alias: a thread that found none in the span would
-        // make new ones, of the old frames, and write.
+        // them. The page tables cannot move to the alias: a thread that found none in the span
+        // would fault in new ones, of the old frames and unprotected, and write.
         unsafe { arrive(at.tools.backend, at.work, effort) }.map_err(|errno| (Call::Map, errno))
     }
 
@@ -124,7 +125,7 @@ impl Way for WpSync {
     }
 }
 
-/// Write-protects `len` bytes of the span, from the byte `start` of it on.
+/// Write-protects `len` bytes of the span, beginning at its byte `start`.
 ///
 /// # Safety
 /// As [`attempt`].

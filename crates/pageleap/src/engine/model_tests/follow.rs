@@ -27,19 +27,19 @@ use std::thread;
 const PAGES: usize = 2;
 const LEN: usize = PAGES * BASE_PAGE;
 
-/// A way to move an area: by which engine, and whether writers are held back from the start.
+/// A way to move an area: by which engine, and whether writers are held from the start.
 #[derive(Clone, Copy, Debug)]
 struct By {
     engine: Engine,
     hold: bool,
-    /// What the engine is told of the pages. The machine has base pages only: each stands for a
-    /// hugetlb page where the engine deals with these in another way.
+    /// The page size that is passed to the engine. The machine has base pages only; each stands for
+    /// a hugetlb page where an engine treats those in another way.
     page: PageSize,
 }
 
 impl By {
-    /// Each engine that has a tracker, and each engine that can hold writers back once more with
-    /// writers held. And the engine that takes hugetlb pages away as no other does.
+    /// Each engine that has a tracker; engines that can hold writers also with writers held; and
+    /// `stop-copy` for hugetlb pages, which it unmaps by MADV_DONTNEED.
     fn each() -> Vec<By> {
         let engines = Engine::ALL.into_iter().filter(|engine| engine.needs().is_some());
         let page = PageSize::Base;
@@ -172,7 +172,7 @@ impl Fixture {
                 return steps;
             }
             assert!(self.is_open(), "after {steps:?} nobody may have to wait");
-            // What a job does before it tries again.
+            // A job does this before it retries.
             for (spoilt, at, file) in [
                 (old_alias == OldAlias::Torn, self.park, self.files[0]),
                 (after.new_alias != NewAlias::Untouched, self.alias, self.files[1]),
@@ -267,7 +267,7 @@ mod loom_tests {
             .for_each(|by| check_with(by, if by.is_served() { 2 } else { 3 }, test));
     }
 
-    /// The kernel may drop page table entries at any time, and with them what it knows of writes.
+    /// The kernel may drop page-table entries at any time, and with them the record of writes.
     #[test]
     fn loom_precopy_entries_are_dropped_under_a_writer() {
         check(|by| {
@@ -354,7 +354,7 @@ mod plain_tests {
             let Counters { copied, counts, written, held, .. } = counters;
             let huge = by.page.is_hugetlb();
             assert_eq!((copied, after.is_exchanged(), counts.repairs), (LEN as u64, !huge, 0));
-            // If writers were held back, no engine knows which pages they would have written: all
+            // If writers were held, no engine knows which pages they would have dirtied, so all
             // pages count.
             assert_eq!(written, if by.hold { PAGES as u64 } else { 0 });
             let left = match by.engine.follows() {
@@ -429,7 +429,7 @@ mod plain_tests {
                 for _ in 0..moves {
                     let ended = f.attempt_to(&*f.model, here, there, 0, 2);
                     assert_eq!(ended.step, AttemptResult::Migrated);
-                    // What a job does when it recycles the frames.
+                    // A job does this when it recycles the frames.
                     // SAFETY: the alias of frames that nobody uses.
                     unsafe {
                         f.model.untrack(f.tracker, here.1, LEN).unwrap();

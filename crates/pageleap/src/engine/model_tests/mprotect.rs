@@ -412,8 +412,8 @@ mod plain_tests {
         assert_eq!(counting.seen(), 3, "one protection change of the alias and two exchanges");
     }
 
-    /// Does what the model checker's tests do, but with real threads and real futexes: a checker's
-    /// futex cannot show all that a real one does.
+    /// As the model checker's tests, but with real threads and real futexes: a checker's futex
+    /// cannot show all that a real one does.
     #[test]
     fn writers_and_migrator_run_against_each_other() {
         let moves = if cfg!(miri) { 5 } else { 20_000 };
