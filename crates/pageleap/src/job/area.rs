@@ -1,4 +1,4 @@
-//! Areas, and what came of an attempt on one.
+//! Areas, and the result of an attempt on one.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,20 +14,20 @@ use crate::units::EngineName;
 pub(crate) struct Area {
     /// The item that the pages belong to.
     pub(crate) item: usize,
-    /// The leg of the item: the mover's name for a stretch that no area crosses the end of.
+    /// The leg of the item: a stretch, numbered by the mover, whose ends no area crosses.
     pub(crate) leg: usize,
     /// Pages of the item's source.
     pub(crate) pages: Range<u64>,
-    /// Copies that writers disturbed so far, of this area or of those that it was split from.
+    /// Disturbed copies so far, of this area or of areas that it was split from.
     pub(crate) disturbed: u32,
-    /// Attempts at which a system call was refused.
+    /// Attempts that ended because a system call was refused.
     pub(crate) refused: u32,
     /// Attempts that ended because the program had changed the mapping.
     pub(crate) changed: u32,
-    /// Whether something has kept it where it was, such as a guard.
+    /// Whether it has been kept in place, by a guard for example.
     pub(crate) kept: bool,
-    /// Why the first attempt ended that did not succeed for one of these two reasons. What comes of
-    /// it later is no cause.
+    /// The reason of the first attempt that ended by a refusal or a changed mapping. It is reported
+    /// as the cause, even if later attempts end for other reasons.
     pub(crate) cause: Option<Reason>,
 }
 
@@ -42,7 +42,7 @@ impl Area {
         self.disturbed == 0 && self.refused == 0 && self.changed == 0
     }
 
-    /// Why it stays, if its last attempt has ended for this reason.
+    /// The reason to report if the area stays, and its last attempt has ended for the reason `why`.
     pub(crate) fn cause_or(&self, why: Reason) -> Reason {
         match why {
             Reason::DescriptorLost => why,
@@ -50,17 +50,17 @@ impl Area {
         }
     }
 
-    /// How many pages it has.
+    /// Number of pages.
     pub(crate) fn len(&self) -> u64 {
         self.pages.end - self.pages.start
     }
 
-    /// A part of it, or of pages beside it.
+    /// An area of other pages with the same history: a part of this one, or pages beside it.
     pub(crate) fn with_pages(&self, pages: Range<u64>) -> Area {
         Area { pages, ..self.clone() }
     }
 
-    /// Takes what lies before the first multiple of `stride` inside, or all of it.
+    /// Splits off the pages before the first multiple of `stride` inside the area, or all of them.
     pub(crate) fn take_front(&mut self, stride: u64) -> Area {
         let at = ((self.pages.start / stride + 1) * stride).min(self.pages.end);
         let front = self.with_pages(self.pages.start..at);
@@ -79,59 +79,62 @@ pub enum Reason {
     Guarded,
     /// A system call was refused.
     Refused(Call, Errno),
-    /// A thread blocks SIGSEGV, and would be killed by the engine that is left.
+    /// A thread blocks SIGSEGV. The remaining engine raises that signal, and the kernel would kill
+    /// the process.
     SignalBlocked,
     /// Another SIGSEGV handler was installed over the library's, and would get the faults that the
-    /// engine that is left raises.
+    /// remaining engine raises.
     HandlerReplaced,
-    /// The job was stopped before it tried them; [`Report::ended`](crate::Report::ended) says why.
+    /// The job was stopped before it tried the page; [`Report::ended`](crate::Report::ended) says
+    /// why.
     Stopped,
-    /// No page is present there: the process has not touched it.
+    /// No page is present: the process has not touched it.
     Absent,
     /// The page has been swapped out.
     SwappedOut,
     /// Nothing is mapped there.
     Unmapped,
-    /// It is the kernel's page of zeros, which stands for a page that was only read.
+    /// It is the kernel's zero page, mapped for a page that has only been read.
     ZeroPage,
     /// The page is mapped more than once, and such pages were not asked for
     /// ([`KernelMigration::shared`](crate::KernelMigration::shared)).
     Shared,
     /// The kernel moves no pages of such mappings: memory of a device, of the kernel, or secret.
     Unmovable,
-    /// The kernel did not move the page each time it was asked: the page is pinned for I/O, locked
-    /// or being written back, or somebody else has isolated it.
+    /// The kernel refused to move the page at each try: the page is pinned for I/O, locked or being
+    /// written back, or another task has isolated it.
     InUse,
-    /// The node of the destination has no room that leaves others theirs
-    /// ([`KernelMigration::fill`](crate::KernelMigration::fill)).
+    /// The destination node has too little free memory to take the page and leave its other users
+    /// enough ([`KernelMigration::fill`](crate::KernelMigration::fill)).
     NoRoom,
     /// The process has ended, or runs another program now.
     ProcessEnded,
     /// The process ended, or began to run another program, during the call that was to move the
-    /// page. Whether the page moved is not known.
+    /// page, so it is unknown whether the page moved.
     Uncertain,
-    /// It lies on a node from which no page was to move
+    /// The page lies on a node from which no page was to move
     /// ([`KernelMigration::from_nodes`](crate::KernelMigration::from_nodes)).
     OtherNode,
-    /// It was on its node, and has moved on since: it belongs to a folio (a huge page, or a smaller
-    /// group of pages) of which another part was to go elsewhere, and the kernel moves folios as a
-    /// whole; or somebody else has moved it.
+    /// The page was on its destination node, and has moved on since. Either it belongs to a folio
+    /// (a huge page, or a smaller group of pages) of which another part was to go elsewhere,
+    /// because the kernel moves folios as a whole; or somebody else has moved it.
     MovedOn,
-    /// It belongs to a transparent huge page, and the node of the destination has no free block of
+    /// The page belongs to a transparent huge page, and the destination node has no free block of
     /// 2 MB. The kernel would reclaim memory to make one, or split the page
-    /// ([`KernelMigration::fill`](crate::KernelMigration::fill) lets it).
+    /// ([`KernelMigration::fill`](crate::KernelMigration::fill) allows that).
     NoFreeBlock,
     /// Other code of this process has closed a descriptor that the job needs
     /// ([`DescriptorLost`](crate::Error::DescriptorLost)).
     DescriptorLost,
-    /// Another process traces the job's threads (strace, a debugger), and would wait for ever for
-    /// a page that the engine has taken away ([`Engine::readers_wait`](crate::Engine::readers_wait)).
+    /// Another process traces the job's threads (`ptrace`: strace, a debugger), and would wait for
+    /// ever for a page that the engine has unmapped
+    /// ([`Engine::readers_wait`](crate::Engine::readers_wait)).
     Traced,
-    /// The program went on changing the mapping (`madvise`, `mprotect`, `mlock`, `munmap`) each time
-    /// the page was to be moved, or has set attributes on a part of the page. The first call that
-    /// was refused because of it, if one was.
+    /// The program changed the mapping (`madvise`, `mprotect`, `mlock`, `munmap`) at each try, or
+    /// has set attributes on a part of the page. Contains the first call that was refused because
+    /// of it, if any.
     MappingChanged(Option<(Call, Errno)>),
-    /// A call has discarded the page ([`Region::discard`](crate::Region::discard)), or backed it, or
+    /// A call has discarded the page ([`Region::discard`](crate::Region::discard)) or backed it, or
     /// was about to.
     Discarded,
 }
@@ -182,32 +185,33 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What an attempt has done with some pages.
+/// The result of an attempt for some pages, and how the job continues with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// They have moved.
     Moved,
     /// Writers disturbed the copy: try again, in parts.
     Disturbed,
-    /// Something keeps them where they are for now ([`Mover::is_kept`](super::Mover::is_kept)).
+    /// They have to stay for now ([`Mover::is_kept`](super::Mover::is_kept)): retry when they are
+    /// free.
     Kept(Reason),
     /// A call was refused: try again.
     Refused(Reason),
-    /// The program has changed the mapping: try again with what is there now, in smaller parts.
+    /// The program has changed the mapping: read its attributes again and retry, in smaller parts.
     Changed(Reason),
-    /// It is no use to try again.
+    /// Retrying is useless.
     GivenUp(Reason),
-    /// They are not to move: they lie where they should, or for this reason. What an earlier
-    /// attempt has moved counts as moved all the same.
+    /// They are not to move, because they lie on their node already, or for this reason. Pages that
+    /// an earlier attempt has moved still count as moved.
     Left(Option<Reason>),
-    /// Try again, later, together with all others of the area that are to be tried again.
+    /// Try again later, together with all other such pages of the area.
     Later(Reason),
-    /// An earlier attempt has dealt with them. They only lie between pages that are tried again.
+    /// An earlier attempt has dealt with them; they only lie between pages that are retried.
     AsBefore,
 }
 
 impl Verdict {
-    /// The same, where there can be no other attempt.
+    /// The verdict to record when no further attempt is possible.
     pub(crate) fn given_up(self) -> Verdict {
         match self {
             Verdict::Refused(why) | Verdict::Changed(why) => Verdict::GivenUp(why),
@@ -216,10 +220,10 @@ impl Verdict {
     }
 }
 
-/// Runs of pages of an area in ascending order, each with what was done.
+/// Runs of pages of an area in ascending order, each with its verdict.
 pub(crate) type Runs = Vec<(Range<u64>, Verdict)>;
 
-/// Brings verdicts in ascending order, and joins neighbours that are equal.
+/// Sorts verdicts by page, and joins neighbours that are equal.
 pub(crate) fn joined(mut verdicts: Runs) -> Runs {
     verdicts.sort_by_key(|(pages, _)| pages.start);
     let mut runs: Runs = Vec::new();
@@ -234,7 +238,7 @@ pub(crate) fn joined(mut verdicts: Runs) -> Runs {
     runs
 }
 
-/// Which method has moved pages, or has tried to, and why that one.
+/// The method that has moved pages or has tried to, and why it was used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct By {
     pub(crate) engine: EngineName,
@@ -247,34 +251,34 @@ impl From<AreaEngine> for By {
     }
 }
 
-/// What came of an attempt.
+/// The result of an attempt.
 #[derive(Debug)]
 pub(crate) struct AreaOutcome {
-    /// What was done with the pages of the area. Pages of which no run speaks were not tried.
+    /// Verdicts on the pages of the area. Pages without a verdict were not tried.
     pub(crate) runs: Runs,
-    /// What made the attempt.
+    /// The method that made the attempt.
     pub(crate) by: By,
-    /// What the attempt took.
+    /// The attempt's counters.
     pub(crate) counters: Counters,
-    /// What it says of the size of the next area.
+    /// Measurements from which the next area is sized, if they count.
     pub(crate) seen: Option<Seen>,
-    /// Whether writers disturbed the copy, or would have; `None` if that is not known.
+    /// Whether writers disturbed the copy, or would have; `None` if that is unknown.
     pub(crate) disturbed: Option<bool>,
 }
 
 impl AreaOutcome {
-    /// An attempt that has not been made, and will not be.
+    /// No attempt was made, and none will be.
     pub(crate) fn given_up(by: impl Into<By>, area: &Area, why: Reason) -> AreaOutcome {
         AreaOutcome::not_made(by, area.pages.clone(), Verdict::GivenUp(why))
     }
 
-    /// An attempt that has not been made, because something keeps pages of the area where they are.
-    /// The others can be tried at once.
+    /// No attempt was made, because `pages` of the area have to stay for now. The others can be
+    /// tried at once.
     pub(crate) fn kept(by: impl Into<By>, pages: Range<u64>, why: Reason) -> AreaOutcome {
         AreaOutcome::not_made(by, pages, Verdict::Kept(why))
     }
 
-    /// An attempt that has not been made, with what is to be done with these pages.
+    /// No attempt was made; `verdict` says how to continue with these pages.
     pub(crate) fn not_made(by: impl Into<By>, pages: Range<u64>, verdict: Verdict) -> AreaOutcome {
         let runs = vec![(pages, verdict)];
         AreaOutcome {

@@ -1,4 +1,4 @@
-//! The books of a job: what its mover writes into the job's state, and reads of it.
+//! The books of a job: the part of the job's state that its mover reads and writes.
 
 use std::ops::Range;
 
@@ -27,12 +27,12 @@ impl Books<'_> {
         self.shared.stop().is_some() || is_late(self.deadline)
     }
 
-    /// Something went less well than asked.
+    /// Adds a warning.
     pub(crate) fn warn(self, warning: Warning) {
         lock(self.state).tally.warnings.push(warning);
     }
 
-    /// The same, which is said once however often it happens.
+    /// Adds a warning, unless the same one exists.
     pub(crate) fn warn_once(self, warning: Warning) {
         let warnings = &mut lock(self.state).tally.warnings;
         if !warnings.contains(&warning) {
@@ -40,24 +40,25 @@ impl Books<'_> {
         }
     }
 
-    /// The job cannot go on.
+    /// Records the error for which the job cannot go on. The first one counts.
     pub(crate) fn fail(self, error: Error) {
         lock(self.state).tally.first_failure.get_or_insert(error);
     }
 
-    /// What became of some pages of an item, in runs.
+    /// The outcomes of some pages of an item, in runs.
     pub(crate) fn outcomes(self, item: usize, pages: &Range<u64>) -> Vec<(Range<u64>, Became)> {
         lock(self.state).outcomes[item].within(pages)
     }
 
-    /// Some pages of an item, none of which had moved, have arrived in the end.
+    /// Records that pages of an item which counted as not moved have arrived after all.
     pub(crate) fn arrived(self, item: usize, run: &Range<u64>, by: By) {
         let state = &mut *lock(self.state);
         state.outcomes[item].set(run, PageOutcome::Migrated, None);
         *state.tally.moved.entry((item, by)).or_default() += run.end - run.start;
     }
 
-    /// Some pages of an item, which had arrived or lay where they should, lie elsewhere in the end.
+    /// Records that pages of an item which had arrived, or lay on their node, lie elsewhere in the
+    /// end.
     pub(crate) fn moved_on(self, item: usize, run: &Range<u64>, before: PageOutcome, by: By) {
         let state = &mut *lock(self.state);
         state.outcomes[item].set(run, PageOutcome::Failed, Some(Reason::MovedOn));
@@ -67,49 +68,49 @@ impl Books<'_> {
         }
     }
 
-    /// Gives a reason for what became of some pages.
+    /// Sets the outcome of some pages, with the reason for it.
     pub(crate) fn explain(self, item: usize, run: &Range<u64>, outcome: PageOutcome, why: Reason) {
         lock(self.state).outcomes[item].set(run, outcome, Some(why));
     }
 
-    /// The first of the pages that have not moved in the end.
+    /// Replaces the job's first error by the one of the first page that has not moved in the end.
     pub(crate) fn failed_first(self, error: Option<Error>) {
         lock(self.state).tally.first_failure = error;
     }
 
-    /// Writes cannot be followed.
+    /// Records why writes cannot be tracked. The first reason counts.
     pub(crate) fn not_followed(self, why: String) {
         lock(self.state).tally.not_followed_why.get_or_insert(why);
     }
 
-    /// How pages are copied.
+    /// Sets the copy methods for the report.
     pub(crate) fn copied_by(self, uses: Vec<CopyUse>) {
         lock(self.state).tally.copies = uses;
     }
 
-    /// A call was made.
+    /// Counts system calls.
     pub(crate) fn count(self, call: Call, times: u64) {
         lock(self.state).tally.calls[call as usize] += times;
     }
 
-    /// An area was closed for something else than an attempt.
+    /// Adds the counters of a window that was no attempt, such as joining mappings.
     pub(crate) fn add(self, counters: &Counters) {
         let state = &mut *lock(self.state);
         let budget_ns = state.pace.budget_ns();
         state.tally.add(counters, budget_ns);
     }
 
-    /// Changes how long threads were held up.
+    /// Changes the statistics of threads that waited.
     pub(crate) fn with_waits(self, change: impl FnOnce(&mut Waits)) {
         change(&mut lock(self.state).tally.waits);
     }
 
-    /// Adds the CPU time of the calling thread, which is about to end, to the job's.
+    /// Adds the CPU time of the calling thread, which is about to end, to that of the job.
     pub(crate) fn count_cpu_time(self) {
         self.add_cpu_time(pageleap_sys::thread_cpu_time_ns().ok());
     }
 
-    /// Adds the CPU time of threads that have ended, if it is known.
+    /// Adds the CPU time of threads that have ended; `None` if it is unknown.
     pub(crate) fn add_cpu_time(self, used_ns: Option<u64>) {
         let cpu = &mut lock(self.state).tally.cpu;
         match used_ns {

@@ -1,4 +1,4 @@
-//! The end of a job: the mover gives everything back, and the report is made.
+//! The end of a job: the mover gives all resources back, and the report is made.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -14,29 +14,29 @@ use crate::engine::choice::Why;
 use crate::sync::{Instant, lock};
 use crate::units::EngineName;
 
-/// Why areas are moved by an engine whose readers go on.
+/// The reason, for the report, if a tracer made the job use an engine whose readers do not wait.
 const TRACED: &str = "another process traced the job's threads (strace, a debugger), and would have waited for ever for a page that the job's engine had taken away";
 
-/// Why areas are closed before they are copied.
+/// The reason, for the report, if areas were closed before they were copied.
 const LOW_CONTENTION: &str =
     "few threads came to wait, so areas were closed before they were copied";
 
-/// Why writes are followed where areas can be closed first.
+/// The reason, for the report, if writes were tracked although areas could be closed first.
 const CONTENDED: &str =
     "threads would have had to wait too often, or too long, so writes were followed";
 
-/// How long the two parts of a job took.
+/// The duration of the two parts of a job.
 struct Times {
     migrate_ns: u64,
     recycle_ns: u64,
-    /// CPU time of the job's thread, until pages had moved.
+    /// CPU time of the job's first thread until all pages had moved.
     leader_cpu_ns: Option<u64>,
     recycle_cpu_ns: Option<u64>,
 }
 
 impl<M: Mover> Running<M> {
-    /// After the last page: gives everything back and delivers the report. `from_cpu_ns` is the CPU
-    /// time that the calling thread had before the job.
+    /// Ends the job after its last page: gives all resources back and delivers the report.
+    /// `from_cpu_ns` is the CPU time that the calling thread had used before the job.
     pub(super) fn conclude(self, from_cpu_ns: Option<u64>) {
         let migrate_ns = self.began.elapsed().as_nanos() as u64;
         let Running { mover, items, settings, state, shared, .. } = self;
@@ -45,7 +45,7 @@ impl<M: Mover> Running<M> {
         let books = Books { state: &state, shared: &shared, deadline: settings.deadline };
         mover.finish(books, &mut || {
             shared.start_recycling();
-            // The other threads have ended.
+            // The other threads have ended, and have added their own CPU time.
             recycling = Some((Instant::now(), pageleap_sys::thread_cpu_time_ns().ok()));
         });
         let (recycling, leader_cpu_ns) = recycling.expect("a mover says when pages are free");
@@ -80,7 +80,7 @@ impl<M: Mover> Running<M> {
     }
 }
 
-/// Why an engine has moved pages.
+/// The reason why an engine has moved pages, in words.
 fn words<'a>(why: Why, settings: &'a Settings, tally: &'a Tally) -> &'a str {
     match why {
         Why::AsChosen => &settings.engine_reason,
@@ -104,7 +104,7 @@ fn warn_of_tracer(tally: &mut Tally) {
     }
 }
 
-/// All that a report is made of.
+/// The data of a report.
 struct Figures {
     settings: Settings,
     tally: Tally,

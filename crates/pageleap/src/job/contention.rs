@@ -1,24 +1,24 @@
-//! Decides whether an area is closed before it is copied, or copied while its writes are followed.
-//! Pure: no system calls, no locks, no clocks.
+//! Decides whether an area is closed before it is copied (stop-and-copy), or copied while its
+//! writes are tracked (pre-copy). Pure: no system calls, no locks, no clocks.
 //!
-//! An area that is closed first costs the job least, and each thread that touches it waits for its
-//! copy. Following costs more, and threads hardly wait. So areas are closed first while few threads
-//! come to wait, and followed while many would.
+//! Closing an area first costs the job least, but each thread that touches the area waits for its
+//! copy. Pre-copy costs the job more, and threads hardly wait. So areas are closed first while few
+//! threads wait for them, and pre-copied while many would.
 //!
-//! While areas are closed first, the threads that wait are counted: writers and readers. While
-//! areas are followed, nobody waits, and the pages that were written tell how many threads would.
-//! Neither readers show then, nor how long the copy of an area takes in a window. So a return is a
-//! trial, and each trial that fails makes the next one rarer.
+//! While areas are closed first, waiting threads are counted, writers and readers. While areas are
+//! pre-copied, no thread waits for a copy, so the number is estimated from the dirty pages. That
+//! estimate misses readers, and how long a copy takes inside a window. So a return to closing first
+//! is a trial: each trial that fails doubles the time until the next one.
 
 use super::pace::{Pace, Seen};
 
-/// Decides for each item of a job whether contention for its areas is low, so that the next area may
-/// be closed before it is copied.
+/// Decides for each item of a job whether contention for its areas is low, so that the next area
+/// may be closed before it is copied.
 pub(crate) struct ContentionPolicy {
     pace: Pace,
-    /// By item; `None` if no area of it has moved.
+    /// By item; `None` until an area of it has moved.
     items: Vec<Option<Contention>>,
-    /// That of the last area that has moved.
+    /// The contention of the last area that has moved.
     latest: Contention,
 }
 
@@ -28,15 +28,15 @@ impl ContentionPolicy {
         ContentionPolicy { pace, items: vec![None; items], latest: Contention::default() }
     }
 
-    /// The number of pages of the item's next area, if that is to be closed before it is copied.
+    /// The number of pages of the item's next area if it is to be closed first, else `None`.
     pub(crate) fn area_pages(&self, item: usize) -> Option<u64> {
         self.of(item).is_low.then(|| self.pace.area_pages())
     }
 
-    /// Takes an area into account that was closed first, for which `waiters` threads came to wait.
+    /// Takes an area into account that was closed first; `waiters` threads waited for it.
     pub(crate) fn closed(&mut self, item: usize, seen: Seen, waiters: u64) {
         self.pace.observe(seen);
-        // A thread that waits for a long window waits as long as others for many.
+        // A thread that waits for one long window waits as long as others do for many short ones.
         let planned_ns = (self.pace.budget_ns() / 2).max(1);
         let areas = seen.window_ns as f64 / planned_ns as f64;
         self.change(item, |contention| contention.closed(waiters, areas));
@@ -45,16 +45,16 @@ impl ContentionPolicy {
         }
     }
 
-    /// No area of the item is to be closed first for now: the copy takes too long, or a call was
-    /// refused.
+    /// Stops closing areas of the item first for now, because the copy takes too long, or a call
+    /// was refused.
     pub(crate) fn give_way(&mut self, item: usize) {
         self.change(item, Contention::give_way);
         // The next trial measures anew.
         self.pace.forget_copies();
     }
 
-    /// Takes an area of `pages` pages into account that was followed. `written` pages of it, as
-    /// writes are noted, were written while it was copied.
+    /// Takes an area of `pages` pages into account that was pre-copied. `written` of its pages, in
+    /// the unit in which writes are tracked, were dirtied while it was copied.
     pub(crate) fn followed(&mut self, item: usize, pages: u64, written: u64) {
         let closed_pages = self.pace.area_pages();
         let seen = Followed { written, pages, closed_pages };
@@ -62,7 +62,8 @@ impl ContentionPolicy {
     }
 
     fn of(&self, item: usize) -> Contention {
-        // An item begins as the last one has ended. Small ones would learn nothing otherwise.
+        // A new item starts from the contention of the last one. Otherwise small items would learn
+        // nothing.
         self.items[item].unwrap_or(self.latest)
     }
 
@@ -73,22 +74,23 @@ impl ContentionPolicy {
     }
 }
 
-/// How threads get in the way of one item's areas, lately.
+/// How often threads touch one item's areas while these are closed, of late.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Contention {
     is_low: bool,
-    /// Threads for each closed area: those that came to wait, or would have. A running mean.
+    /// Running mean of the threads for each closed area that waited, or would have waited.
     waiters: f64,
-    /// For how many closed areas this has been the choice, or for as much memory.
+    /// How long the present choice has lasted, in areas that are closed first (or as much memory).
     lasted: f64,
-    /// How long following lasts at least.
+    /// The shortest time for which areas are pre-copied, in the same unit.
     patience: f64,
 }
 
-/// What was seen of an area that was followed.
+/// Measurements of an area that was pre-copied.
 #[derive(Clone, Copy, Debug)]
 struct Followed {
-    /// Pages that were written while it was copied, as writes are noted: base or hugetlb pages.
+    /// Pages that were dirtied while it was copied, in the unit in which writes are tracked: base
+    /// or hugetlb pages.
     written: u64,
     /// Its pages.
     pages: u64,
@@ -105,23 +107,24 @@ impl Default for Contention {
 impl Contention {
     /// Weight of one closed area in the running mean.
     const WEIGHT: f64 = 1.0 / 16.0;
-    /// Above this mean, areas are followed.
+    /// Above this mean, areas are pre-copied.
     const MANY: f64 = 0.5;
     /// Below this mean, areas are closed first again.
     const FEW: f64 = 0.4;
-    /// The mean when a choice begins again: some areas that meet threads end it.
+    /// The mean at the beginning of a trial. It is so close to `MANY` that a few areas that meet
+    /// threads end the trial.
     const WARY: f64 = 0.25;
-    /// Most threads that one area counts for.
+    /// The most waiting threads that one area counts for.
     const MOST: f64 = 4.0;
-    /// How long following lasts at least, in closed areas.
+    /// The shortest time for which areas are pre-copied, in closed areas.
     const PATIENCE: f64 = 16.0;
-    /// How long at most that is after trials that failed.
+    /// The same after many failed trials.
     const MOST_PATIENCE: f64 = 512.0;
-    /// A trial that has lasted for this many closed areas has not failed.
+    /// A trial that has lasted for this many closed areas has succeeded.
     const PASSED: f64 = 64.0;
 
-    /// Takes an area into account that was closed first, for which `waiters` threads came to wait.
-    /// Its window took as long as those of `areas` areas.
+    /// Takes an area into account that was closed first; `waiters` threads waited for it. Its
+    /// window took as long as those of `areas` areas.
     fn closed(&mut self, waiters: u64, areas: f64) {
         self.observe(waiters as f64, areas);
         if self.is_low && self.lasted >= Self::PASSED {
@@ -132,19 +135,19 @@ impl Contention {
         }
     }
 
-    /// Areas are followed from now on.
+    /// Pre-copies areas from now on.
     fn give_way(&mut self) {
         if self.is_low {
             (self.is_low, self.waiters, self.lasted) = (false, 1.0, 0.0);
         }
     }
 
-    /// Takes an area into account that was followed.
+    /// Takes an area into account that was pre-copied.
     fn followed(&mut self, seen: Followed) {
         let Followed { written, pages, closed_pages } = seen;
         let part = closed_pages as f64 / pages.max(1) as f64;
-        // A smaller area has fewer of the pages that threads write, and its copy takes less time in
-        // which they do.
+        // A smaller area has fewer of the pages that are dirtied, and a shorter copy in which they
+        // are: half the area, a quarter of the dirty pages.
         self.observe(written as f64 * part * part, 1.0 / part);
         if !self.is_low && self.waiters < Self::FEW && self.lasted >= self.patience {
             let patience = (self.patience * 2.0).min(Self::MOST_PATIENCE);

@@ -12,35 +12,35 @@ use crate::backend::Call;
 use crate::error::Error;
 use crate::sync::{AtomicU8, AtomicU64, Condvar, Mutex, Ordering, lock};
 
-/// What a job is doing.
+/// The phase of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Moving pages.
     Migrating,
-    /// All pages have moved, and other jobs may move them again. The job makes the vacated frames
-    /// ready for use again.
+    /// The job has stopped moving pages, and other jobs may move them again. It makes the vacated
+    /// frames usable again.
     Recycling,
     /// The job has ended; the report is available.
     Finished,
 }
 
-/// How far a job has come.
+/// The progress of a job.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// What the job is doing.
+    /// The job's phase.
     pub phase: Phase,
-    /// Bytes that have to move. The number falls as a job over memory that no pool owns finds pages
-    /// that are not present, lie there already, or are not to move.
+    /// Bytes that have to move. In memory that no pool owns the number falls as the job finds pages
+    /// that are not present, lie on their node already, or are not to move.
     pub bytes_total: u64,
-    /// Bytes that have moved, as far as is known. Of a finished job these are the bytes that the
-    /// report gives as migrated. The number may fall then: the kernel takes pages along with others
-    /// of their folio, and says so at the end only.
+    /// Bytes that have moved, as far as is known. For a finished job it is the number of the
+    /// report. It may fall at the end: the kernel moves pages together with others of their folio,
+    /// and the job learns that only then.
     pub bytes_migrated: u64,
     /// Bytes copied so far, including those of disturbed copies.
     pub bytes_copied: u64,
 }
 
-/// Why a job has to stop. The first reason counts.
+/// The reason why a job has to stop. The first one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Stop {
@@ -51,7 +51,7 @@ pub(crate) enum Stop {
     CpusetChanged = 4,
 }
 
-/// The state of a job that its handle, its workers and its regions share.
+/// The state of a job that is shared by its handle, its workers and its regions.
 #[derive(Debug)]
 pub(crate) struct JobShared {
     stop: AtomicU8,
@@ -60,17 +60,17 @@ pub(crate) struct JobShared {
     bytes_migrated: AtomicU64,
     bytes_copied: AtomicU64,
     end: Mutex<End>,
-    /// Signalled when the next phase begins.
+    /// Notified when the next phase begins.
     changed: Condvar,
     /// The process that started the job.
     process: u32,
 }
 
-/// What the end of a job changes.
+/// The results that the end of a job leaves for its handle.
 #[derive(Debug)]
 struct End {
     report: Option<Report>,
-    /// Signalled at the end, if the job has a handle. From then on it is the handle's alone: the
+    /// Signalled at the end, if the job has a handle. Then it is removed here, so that the
     /// descriptor is closed with the handle.
     event: Option<Arc<Event>>,
 }
@@ -122,9 +122,9 @@ impl JobShared {
         self.bytes_migrated.fetch_add(migrated, Ordering::Relaxed);
     }
 
-    /// Some bytes that were expected to move are not to move.
+    /// Subtracts bytes that were expected to move and will not.
     pub(crate) fn expect_less(&self, bytes: u64) {
-        // A page may be found not to move again, after it was moved away by somebody else.
+        // A page may be found to be exempt twice, if somebody else has moved it away meanwhile.
         let less = |total: u64| Some(total.saturating_sub(bytes));
         let _ = self.bytes_total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
@@ -137,13 +137,13 @@ impl JobShared {
         self.bytes_copied.load(Ordering::Relaxed)
     }
 
-    /// Announces that this job moves no more pages, so that other jobs may.
+    /// Announces that this job moves no more pages, so that other jobs may move them.
     pub(crate) fn start_recycling(&self) {
         self.enter(Phase::Recycling, None);
     }
 
-    /// Delivers the report. This is the job's last step: it has already given back its claims and
-    /// frames. The last progress agrees with the report.
+    /// Delivers the report, as the job's last step: its claims and frames have been given back. The
+    /// final progress agrees with the report.
     pub(crate) fn finish(&self, report: Report) {
         let migrated = migrated_bytes(&report.runs);
         self.bytes_migrated.store(migrated, Ordering::Relaxed);
@@ -187,8 +187,7 @@ impl JobShared {
     }
 }
 
-/// A running migration. Dropping the handle cancels the job and waits until its ranges are whole. A
-/// handle that goes out of scope does the same.
+/// A running migration. Dropping the handle cancels the job and waits until it has ended.
 ///
 /// ```
 /// use std::time::Duration;
@@ -215,10 +214,10 @@ pub struct Job {
 }
 
 impl Job {
-    /// The handle on a job that `start` starts.
+    /// Starts a job by `start`, and returns its handle.
     ///
     /// # Errors
-    /// Those of `start`, and if there is no descriptor left.
+    /// Those of `start`, and a failure to create the eventfd.
     pub(crate) fn started(
         shared: Arc<JobShared>,
         start: impl FnOnce() -> Result<(), Error>,
@@ -230,7 +229,7 @@ impl Job {
         Ok(Job { shared, event })
     }
 
-    /// How far the job has come.
+    /// The progress of the job.
     pub fn progress(&self) -> Progress {
         Progress {
             phase: self.shared.phase(),
@@ -252,8 +251,8 @@ impl Job {
     }
 
     /// Waits until the job moves no more pages. From then on the pages may be moved again,
-    /// discarded or dropped. Meanwhile the job makes its vacated frames ready for use again. A
-    /// caller that needs these frames waits for them.
+    /// discarded or dropped. Meanwhile the job makes its vacated frames usable again; a caller that
+    /// needs these frames waits for them.
     pub fn wait_until_moved(&self) {
         self.shared.wait_until(|phase| phase != Phase::Migrating);
     }
@@ -263,12 +262,12 @@ impl Job {
         self.shared.wait_until_whole();
     }
 
-    /// What the job did; `None` while it runs.
+    /// The report of the job; `None` while it runs.
     pub fn report(&self) -> Option<Report> {
         lock(&self.shared.end).report.clone()
     }
 
-    /// Waits until the job has ended, and returns what it did.
+    /// Waits until the job has ended, and returns its report.
     pub fn wait(self) -> Report {
         self.wait_until_finished();
         // This consumes the only handle.

@@ -1,4 +1,4 @@
-//! Threads that outlive a job, and run the next one.
+//! Threads that outlive a job and run the next one, for contexts.
 
 use std::sync::{Arc, PoisonError};
 
@@ -7,25 +7,25 @@ use crate::sync::{Condvar, Mutex, lock, thread};
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// About as many threads as jobs have run at the same time: a thread whose job is over may not yet
-/// wait when the next one comes. Dropping it ends those that wait for a job; the others end with
-/// theirs.
+/// As many threads as jobs have run at the same time, or a few more: a new one is started if the
+/// thread of the previous job is not waiting yet. Dropping this ends waiting threads at once, and
+/// the others after their job.
 pub(crate) struct LastingThreads {
     shared: Arc<Shared>,
-    /// The process whose threads they are.
+    /// The process that owns the threads.
     process: u32,
 }
 
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Signalled when there is a task, or no more will come.
+    /// Notified when there is a task, or no more will come.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// What waiting threads are to run: never more than there are such threads.
+    /// The tasks of waiting threads: never more than there are such threads.
     tasks: Vec<Task>,
     waiting: usize,
     over: bool,
@@ -38,15 +38,15 @@ impl Default for LastingThreads {
 }
 
 impl LastingThreads {
-    /// Whether this is the process whose threads they are. A child made by `fork` has none of them.
+    /// Whether this is the process that owns the threads. A child made by `fork` has none of them.
     pub(crate) fn are_of_this_process(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// Has a waiting thread run `task`, or else a new one.
+    /// Runs `task` in a waiting thread, or else in a new one.
     ///
     /// # Errors
-    /// Those of [`thread::start`]. Then the task was dropped.
+    /// Those of [`thread::start`]; then `task` was dropped.
     pub(crate) fn run(&self, task: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
         let task: Task = Box::new(task);
         {
@@ -63,7 +63,8 @@ impl LastingThreads {
 }
 
 impl Shared {
-    /// The life of a thread, which begins with a task.
+    /// Runs tasks in the calling thread, beginning with `first`, until [`LastingThreads`] is
+    /// dropped.
     fn work(&self, first: Task) {
         let mut task = first;
         loop {

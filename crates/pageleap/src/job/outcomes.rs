@@ -1,4 +1,4 @@
-//! What became of each page of a job, so far. Pure bookkeeping.
+//! The outcome of each page of a job so far. Pure bookkeeping.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,33 +6,33 @@ use std::ops::Range;
 use super::area::Reason;
 use super::source::Source;
 
-/// What became of a page.
+/// The outcome of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageOutcome {
-    /// It lies in a frame of the destination now.
+    /// The page lies in a frame of the destination now.
     Migrated,
-    /// There was nothing to do: it lay there already, it is unbacked, or it is not to move, for
-    /// [the reason](PageRun::reason).
+    /// Nothing had to be done: the page lay there already, it is unbacked, or it is not to move,
+    /// for [the reason](PageRun::reason).
     Unchanged,
-    /// It was tried without success, and the job was stopped before the next try; or a guard has
-    /// kept it where it is ([`Region::pin`](crate::Region::pin)).
+    /// An attempt failed, and the job was stopped before the next one; or a guard kept the page in
+    /// place ([`Region::pin`](crate::Region::pin)).
     Busy,
-    /// It was given up: a system call was refused each time it was tried.
+    /// The page was given up, because a system call was refused at each attempt.
     Failed,
-    /// The job was stopped before it was tried.
+    /// The job was stopped before it tried the page.
     NotAttempted,
 }
 
 /// Consecutive bytes of a source whose pages had the same outcome, for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRun {
-    /// Whose pages.
+    /// The source of the pages.
     pub source: Source,
     /// Bytes of the source.
     pub range: Range<usize>,
-    /// What became of them.
+    /// The outcome of the pages.
     pub outcome: PageOutcome,
-    /// Why they stay where they are; `None` if they have moved, or lay there already.
+    /// Why the pages stay where they are; `None` if they have moved, or lay on their node already.
     pub reason: Option<Reason>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn migrated_bytes(runs: &[PageRun]) -> u64 {
     migrated.map(|run| run.range.len() as u64).sum()
 }
 
-/// How many pages had which outcome.
+/// Number of pages with each outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounts {
     /// See [`PageOutcome::Migrated`].
@@ -74,14 +74,14 @@ impl PageCounts {
     }
 }
 
-/// One range that a job was given.
+/// One range that a job is to move.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) source: Source,
     /// Its pages, by their numbers in the source.
     pub(crate) pages: Range<u64>,
     pub(crate) page_bytes: usize,
-    /// Pages that are not to move, and why: in ascending order.
+    /// Pages that are not to move, with the reason, in ascending order.
     pub(crate) left: Vec<(Range<u64>, Reason)>,
 }
 
@@ -98,7 +98,7 @@ impl Item {
 
 pub(crate) type State = (PageOutcome, Option<Reason>);
 
-/// What became of the pages of an item: runs of pages by their first one, each with its end.
+/// The outcomes of an item's pages: runs, keyed by their first page; each value has the run's end.
 #[derive(Debug)]
 pub(crate) struct PageOutcomes {
     runs: BTreeMap<u64, (u64, State)>,
@@ -116,9 +116,10 @@ impl PageOutcomes {
         outcomes
     }
 
-    /// Notes that some pages need not move (any more), for this reason or because they lie where
-    /// they should. Those that have moved have moved, and so have those that were tried and lie
-    /// where they should now. Returns how many those are, and how many were to move and are not.
+    /// Records that some pages need not move (any more): for `reason`, or, if it is `None`, because
+    /// they lie on their node. Pages that have moved keep that outcome; pages that were tried
+    /// before and lie on their node now get it. Returns how many pages got it, and how many that
+    /// were expected to move will not.
     pub(crate) fn leave(&mut self, pages: &Range<u64>, reason: Option<Reason>) -> (u64, u64) {
         self.cut(pages.start);
         self.cut(pages.end);
@@ -141,7 +142,7 @@ impl PageOutcomes {
         (arrived, fewer)
     }
 
-    /// What became of some pages, in runs.
+    /// The outcomes of some pages, in runs.
     pub(crate) fn within(&self, pages: &Range<u64>) -> Vec<(Range<u64>, State)> {
         let first = self.runs.range(..=pages.start).next_back().map_or(pages.start, |run| *run.0);
         let clipped = |(start, (end, state)): (&u64, &(u64, State))| {
@@ -151,7 +152,7 @@ impl PageOutcomes {
         runs.filter(|(run, _)| !run.is_empty()).collect()
     }
 
-    /// Notes what became of some pages.
+    /// Sets the outcome of some pages.
     pub(crate) fn set(&mut self, pages: &Range<u64>, outcome: PageOutcome, reason: Option<Reason>) {
         if pages.is_empty() {
             return;
@@ -258,7 +259,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(cases(256, 8))]
-        /// Runs say of each page what was said of it last, and neighbours differ.
+        /// Each page has the outcome that was set last, and neighbouring runs differ.
         #[test]
         fn runs_are_what_was_set_page_by_page(
             sets in proptest::collection::vec((10u64..30, 0u64..8, 0usize..3), 0..20),

@@ -1,34 +1,35 @@
-//! Decides how large areas are, and when they are frozen. Pure: no system calls, no locks, no
-//! clocks.
+//! Decides how large areas are, and at how many dirty pages they are frozen. Pure: no system calls,
+//! no locks, no clocks.
 //!
-//! The pace controls the time for which a thread may have to wait. That is the window of an engine
-//! that follows writes. For a mover whose call holds everybody up, it is the whole call.
+//! The pace keeps the time for which a thread waits within the wait budget. For an engine that
+//! tracks writes that time is its window. For a mover whose call blocks everybody, such as
+//! `move_pages`, it is the whole call.
 
 use std::time::Duration;
 
-/// The most pages that may be left to copy when an area is frozen. Their copy takes some 30 us.
+/// The most dirty pages at which an area is frozen. Their copy takes some 30 us.
 const MOST_LEFT: u64 = 24;
 
-/// What was measured while an area moved.
+/// Measurements of one area that moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
-    /// Pages that writers had written by the end of the first copy: base pages, or hugetlb pages.
+    /// Pages that were dirty after the first copy: base pages, or hugetlb pages.
     pub(crate) written: u64,
-    /// Base pages copied while everybody waited.
+    /// Base pages copied in the window.
     pub(crate) left: u64,
-    /// How long everybody waited, in nanoseconds.
+    /// Length of the window, in nanoseconds.
     pub(crate) window_ns: u64,
-    /// How much of that the copy took, if all of the area was copied then.
+    /// The part of the window that the copy took, if the whole area was copied in it; else 0.
     pub(crate) copy_ns: u64,
 }
 
-/// What the size of the next area follows from.
+/// The rule by which areas are sized.
 #[derive(Clone, Copy, Debug)]
 enum Rule {
-    /// How many pages were written, of which areas shrink if there are more than these, and whether
-    /// windows keep to the budget.
+    /// By the number of dirty pages: areas shrink if it exceeds this one, or if windows exceed the
+    /// budget.
     Written(u64),
-    /// How long the copy of a page takes, because windows contain the copy.
+    /// By the time that the copy of a page takes, because windows contain the copy.
     Copied(Unit),
 }
 
@@ -42,7 +43,7 @@ pub(crate) struct Unit {
     pub(crate) base_pages: u64,
 }
 
-/// Sizes areas and chooses the moment to freeze, from measurements and the caller's settings.
+/// Sizes areas and chooses when to freeze them, from measurements and the caller's settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     rule: Rule,
@@ -50,11 +51,11 @@ pub(crate) struct Pace {
     least: u64,
     most: u64,
     budget_ns: u64,
-    /// Recent duration of a window in which no page is left to copy.
+    /// Running mean: nanoseconds of a window in which no page is left to copy.
     empty_ns: f64,
-    /// Recent extra duration for each page left.
+    /// Running mean: further nanoseconds for each base page left to copy.
     page_ns: f64,
-    /// How many windows that contain the copy have been seen.
+    /// Number of windows seen that contained the copy.
     copies: u32,
 }
 
@@ -94,8 +95,8 @@ impl Pace {
     }
 
     /// The first area has `first` pages. The copy of a later area takes
-    /// [this share](Self::COPY_SHARE) of the budget. The rest is for the calls of a window, and for
-    /// hosts that are not steady.
+    /// [this share](Self::COPY_SHARE) of the budget. The rest is for the system calls of a window,
+    /// and for hosts whose speed varies.
     pub(crate) fn budgeted(
         first: u64,
         least: u64,
@@ -116,27 +117,27 @@ impl Pace {
         self.most
     }
 
-    /// How long a thread may have to wait for a window, in nanoseconds.
+    /// The wait budget: how long a thread may have to wait for a window, in nanoseconds.
     pub(crate) fn budget_ns(&self) -> u64 {
         self.budget_ns
     }
 
-    /// Whether the least area can be copied within the budget, as far as is known
+    /// Whether the smallest area can be copied within the budget, as far as is known
     /// ([`Pace::budgeted`]).
     pub(crate) fn copies_in_budget(&self) -> bool {
-        /// Fewer windows do not tell.
+        /// Fewer windows than this prove nothing.
         const TELLING: u32 = 8;
         let Rule::Copied(unit) = self.rule else { return false };
         let least_ns = self.page_ns * (self.least * unit.base_pages) as f64;
         self.copies < TELLING || least_ns <= self.budget_ns as f64
     }
 
-    /// Makes the next windows tell how long copies take, and not those before.
+    /// Forgets the measured speed of copies; the next windows measure it anew.
     pub(crate) fn forget_copies(&mut self) {
         self.copies = 0;
     }
 
-    /// The number of base pages left to copy at which an area is frozen.
+    /// The number of dirty base pages at which an area is frozen.
     pub(crate) fn freeze_at(&self) -> u64 {
         let room = (self.budget_ns as f64 - self.empty_ns) / self.page_ns;
         (room as u64).clamp(1, MOST_LEFT)
@@ -151,8 +152,8 @@ impl Pace {
         }
     }
 
-    /// A running figure after one more observation. Now and then another thread takes the CPU
-    /// during a window. That says nothing about the next window.
+    /// Updates a running mean. One observation counts at most as four times the mean, because
+    /// another thread may take the CPU during a window, and that says nothing about the next one.
     fn towards(now: f64, seen: f64) -> f64 {
         now + (seen.min(now * Self::MOST) - now) * Self::WEIGHT
     }
@@ -164,7 +165,8 @@ impl Pace {
         let page_ns = seen.copy_ns as f64 / seen.left as f64;
         self.page_ns = match self.copies {
             0 => page_ns,
-            // Another thread may have taken the CPU in one of the two.
+            // In one of the two windows another thread may have taken the CPU, so the shorter one
+            // counts.
             1 => self.page_ns.min(page_ns),
             _ => Self::towards(self.page_ns, page_ns),
         };
@@ -182,7 +184,7 @@ impl Pace {
             let page_ns = ((ns - self.empty_ns) / left).max(100.0);
             self.page_ns = Self::towards(self.page_ns, page_ns);
         }
-        // Twice the area has four times as many: twice the pages, and twice the time.
+        // Twice the area has four times as many dirty pages: twice the pages, and twice the time.
         if seen.written > most_written || seen.window_ns > self.budget_ns {
             self.now = (self.now / 2).max(self.least);
         } else if seen.written <= most_written / 4 && seen.window_ns <= self.budget_ns / 2 {
@@ -190,7 +192,7 @@ impl Pace {
         }
     }
 
-    /// How many pages are copied in the share of the budget that copies have.
+    /// The number of pages whose copy takes the share of the budget that copies may take.
     fn copied_in_its_share(&self, unit: Unit) -> u64 {
         let base_pages = self.budget_ns as f64 * Self::COPY_SHARE / self.page_ns.max(1.0);
         let pages = base_pages / unit.base_pages as f64;
@@ -198,7 +200,8 @@ impl Pace {
             let pages = (pages as u64).max(1);
             unit.pages >> unit.pages.div_ceil(pages).next_power_of_two().ilog2()
         } else {
-            // To the nearest multiple: a copy then takes a tenth more of its share, or less.
+            // To the nearest multiple, so the copy may take somewhat more of the budget than its
+            // share.
             (pages / unit.pages as f64).round() as u64 * unit.pages
         };
         rounded.clamp(self.least, self.most)

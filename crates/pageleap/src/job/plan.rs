@@ -1,11 +1,11 @@
-//! Decides what happens to an area that was disturbed or refused. Pure: no system calls, no locks,
+//! Decides how an area is retried that was disturbed or refused. Pure: no system calls, no locks,
 //! no clocks.
 
 use std::ops::Range;
 
 use super::area::{Area, Reason};
 
-/// How a disturbed area is split, when its writers are held back, and when an area is given up.
+/// How a disturbed area is split, when its writers are held, and when an area is given up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RetryPolicy {
     /// The number of parts into which a disturbed area is split (page_leap, section 4.2: reduction
@@ -18,22 +18,22 @@ pub(crate) struct RetryPolicy {
     pub(crate) max_refused: u32,
 }
 
-/// After this many attempts that ended because the program had changed the mapping, the area stays
-/// where it is. An area of 16 MB has come down to single base pages after thirteen, and a single
-/// base page is never split by a change.
+/// After this many attempts that ended because the program had changed the mapping, the area stays.
+/// For example, an area of 16 MB is halved to single base pages by the thirteenth attempt; single
+/// pages are not split further.
 const MOST_CHANGES: u32 = 20;
 
-/// The same where no call was refused: nothing is mapped there, or a part of a page has attributes of
-/// its own. Trying it again only helps if the program was about to change more.
+/// The same limit if no call was refused: no memory is mapped there, or a part of a page has
+/// attributes of its own. A retry only helps if the program was about to change more.
 const MOST_LOOKS: u32 = 3;
 
 /// The recent share of areas that writers disturbed at the first attempt.
 ///
-/// Tracking pays while most copies succeed. When more than a third of them are disturbed, tracking
-/// costs more than it saves. The costs are signals, calls and copies in vain, for writers as for
-/// the migrator. Then areas are held from the start. Every sixteenth area is still tracked, to
-/// notice the end of the pressure. (This is an addition to page_leap, whose method only splits;
-/// `docs/adr/0003` has the measurements.)
+/// Tracking pays while most copies succeed. When more than a third of them are disturbed, it costs
+/// more than it saves: signals, system calls and wasted copies, for writers as for the migrator.
+/// Then areas are held from the start. One in sixteen areas is still tracked, to notice when the
+/// pressure ends. (This is an addition to page_leap, whose method only splits; `docs/adr/0003` has
+/// the measurements.)
 #[derive(Debug, Default)]
 pub(crate) struct Pressure {
     disturbed_share: f64,
@@ -65,7 +65,7 @@ impl Pressure {
 }
 
 impl RetryPolicy {
-    /// Whether to hold back the writers of this area.
+    /// Whether to hold the writers of this area.
     pub(crate) fn holds(&self, area: &Area) -> bool {
         area.disturbed >= self.max_disturbed
     }
@@ -82,9 +82,9 @@ impl RetryPolicy {
         (refused < self.max_refused).then(|| Area { refused, cause, ..area.clone() })
     }
 
-    /// The areas to retry after the program has changed the mapping; none if they stay. At first the
-    /// same pages, since the attempt will be at those that have equal attributes then. If the program
-    /// goes on, halves.
+    /// The areas to retry after the program has changed the mapping; none if the area stays. The
+    /// first retry has the same pages, because the attempt works on those that have equal
+    /// attributes by then. If the program goes on changing the mapping, the area is halved.
     pub(crate) fn after_change(&self, area: &Area, why: Reason) -> Vec<Area> {
         let (changed, cause) = (area.changed + 1, area.cause.or(Some(why)));
         let is_refused = !matches!(why, Reason::MappingChanged(None));

@@ -1,4 +1,4 @@
-//! The queue of a job: which area is next, and which have to wait for what keeps them. Pure: no
+//! The queue of a job: which area is next, and which areas are kept in place for now. Pure: no
 //! system calls, no locks.
 
 use std::collections::VecDeque;
@@ -6,28 +6,28 @@ use std::time::Duration;
 
 use super::area::Area;
 
-/// What a worker is to do next.
+/// The next step of a worker.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Try this area.
     Area(Area),
-    /// Wait for the areas that others are at: they may leave something behind.
+    /// Wait: no area is queued, but other workers are moving areas that may come back.
     Wait,
-    /// Only kept areas are left: look whether one can be tried ([`Queue::retry_kept`]).
+    /// Only kept areas are left: check whether one can be tried ([`Queue::retry_kept`]).
     Kept,
-    /// Nothing is left to do.
+    /// No work is left.
     Nothing,
 }
 
-/// The areas of a job that are not dealt with.
+/// The areas of a job that are not dealt with yet.
 pub(super) struct Queue {
     areas: VecDeque<Area>,
-    /// Areas of pages that something keeps where they are.
+    /// Areas that are kept in place (by guards, for example).
     kept: Vec<Area>,
-    /// Since when nothing else is left to do, in time since the job began, and none of them has
-    /// moved.
+    /// Since when kept areas have been the only work, measured from the start of the job. Starts
+    /// again whenever an area moves.
     kept_since: Option<Duration>,
-    /// Whether they have been tried since that has lasted long enough.
+    /// Whether the kept areas have been checked once more after the patience was over.
     last_look: bool,
     /// Areas that workers have taken and not yet dealt with.
     in_flight: usize,
@@ -44,12 +44,12 @@ impl Queue {
         }
     }
 
-    /// Whether areas are left that nobody is at.
+    /// Whether areas are left that no worker has taken.
     pub(super) fn has_any(&self) -> bool {
         !(self.areas.is_empty() && self.kept.is_empty())
     }
 
-    /// Takes the next area. New ones come in pieces of as many pages as `pages` says.
+    /// Takes the next area. An untried area is cut to the number of pages that `pages` returns.
     pub(super) fn next(&mut self, pages: impl FnOnce(&Area) -> u64) -> Next {
         let Some(mut area) = self.areas.pop_front() else {
             return match (self.in_flight, self.kept.is_empty()) {
@@ -69,30 +69,29 @@ impl Queue {
         Next::Area(area)
     }
 
-    /// An area that was taken has been dealt with, or queued again.
+    /// Notes that an area that was taken has been dealt with, or queued again.
     pub(super) fn done(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// Takes an area back that was taken and not tried.
+    /// Puts an area back that was taken and not tried.
     pub(super) fn put_back(&mut self, area: Area) {
         self.areas.push_front(area);
         self.in_flight -= 1;
     }
 
-    /// Queues an area that is to be tried before all others.
+    /// Queues an area before all others.
     pub(super) fn push_first(&mut self, area: Area) {
         self.areas.push_front(area);
     }
 
-    /// Queues an area that is to be tried after all others.
+    /// Queues an area after all others.
     pub(super) fn push_last(&mut self, area: Area) {
         self.areas.push_back(area);
     }
 
-    /// Queues an area that is to be tried after all others. It becomes one with the last one of the
-    /// queue, if that one lies before it and was refused as often. What is between the two is tried
-    /// again as well.
+    /// Queues an area after all others. If the last area of the queue lies before it and was
+    /// refused as often, the two become one area, and the pages between them are retried as well.
     pub(super) fn push_together(&mut self, area: Area) {
         match self.areas.back_mut() {
             Some(last)
@@ -106,24 +105,25 @@ impl Queue {
         }
     }
 
-    /// Keeps an area aside.
+    /// Sets an area aside, because it is kept in place.
     pub(super) fn keep(&mut self, area: Area) {
         self.kept.push(area);
     }
 
-    /// How many areas are kept aside.
+    /// Number of areas that are set aside.
     pub(super) fn kept(&self) -> usize {
         self.kept.len()
     }
 
-    /// An area has moved: what keeps others gets all its time again.
+    /// Notes that an area has moved: the patience for kept areas starts again.
     pub(super) fn moved(&mut self) {
         (self.kept_since, self.last_look) = (None, false);
     }
 
-    /// Queues the kept areas again that nothing keeps any more. Returns whether some are queued,
-    /// and whether there is still time to wait for others. What keeps areas may come and go, and be
-    /// there whenever it is looked: they are looked at once more when the time is over.
+    /// Queues the kept areas that are free now (`is_kept` returns `false`). Returns whether some
+    /// are queued, and whether there is still time to wait for others. The areas are checked once
+    /// more after the time is over, because a guard may happen to exist at each check although it
+    /// comes and goes.
     pub(super) fn retry_kept(
         &mut self,
         now: Duration,
@@ -140,7 +140,7 @@ impl Queue {
         (self.areas.len() > before, patient)
     }
 
-    /// The kept areas, which are left where they are.
+    /// Takes the kept areas, which stay where they are.
     pub(super) fn take_kept(&mut self) -> Vec<Area> {
         std::mem::take(&mut self.kept)
     }

@@ -1,14 +1,15 @@
-//! How fast a job may copy. Pure: no system calls, no locks, no clocks.
+//! The rate limit of a job: a token bucket. Pure: no system calls, no locks, no clocks.
 
 use std::time::Duration;
 
 use crate::units::BASE_PAGE;
 
-/// Time in which nothing was copied that may be made up for.
+/// The most idle time that later copies may make up for.
 const CREDIT: Duration = Duration::from_millis(10);
 const NS_PER_S: f64 = 1e9;
 
-/// The largest area at a rate, in bytes: what is copied in [`CREDIT`], but at least a base page.
+/// The largest area under a rate limit, in bytes: as much as may be copied in [`CREDIT`], but at
+/// least a base page.
 pub(crate) fn area_bytes_at(bytes_per_s: u64) -> u64 {
     (u128::from(bytes_per_s) * CREDIT.as_nanos() / NS_PER_S as u128).max(BASE_PAGE as u128) as u64
 }
@@ -17,7 +18,7 @@ pub(crate) fn area_bytes_at(bytes_per_s: u64) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
     bytes_per_s: u64,
-    /// When all is paid for that was copied.
+    /// The time at which all copies so far are paid for, at the rate.
     paid: Duration,
 }
 
@@ -26,13 +27,13 @@ impl Rate {
         Rate { bytes_per_s, paid: Duration::ZERO }
     }
 
-    /// How long to pause before the next copy.
+    /// How long to pause at time `now` before the next copy.
     pub(crate) fn pause(&mut self, now: Duration) -> Duration {
         self.paid = self.paid.max(now.saturating_sub(CREDIT));
         self.paid.saturating_sub(now)
     }
 
-    /// Takes a copy into account.
+    /// Charges a copy of `bytes`.
     pub(crate) fn charge(&mut self, bytes: u64) {
         let takes = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_s as f64)
             .unwrap_or(Duration::MAX);
@@ -52,7 +53,7 @@ mod tests {
         rate.charge(3 << 20);
         assert_eq!(rate.pause(ms(1000)), ms(2000));
         assert_eq!(rate.pause(ms(3000)), Duration::ZERO);
-        // A minute later a hundredth of a second may be made up for.
+        // After a minute without copies, a hundredth of a second may be made up for.
         assert_eq!(rate.pause(ms(60_000)), Duration::ZERO);
         rate.charge(1 << 20);
         assert_eq!(rate.pause(ms(60_000)), ms(1000) - CREDIT);

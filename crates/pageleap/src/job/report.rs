@@ -1,4 +1,4 @@
-//! The report of a job. Reports are read by people and programs; nothing in the library decides by them.
+//! The report of a job, for people and programs. No code of the library decides by it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,44 +15,44 @@ use crate::units::{EngineName, NodeId};
 /// The most runs of failed pages that the text of a report lists.
 const MOST_SHOWN: usize = 8;
 
-/// How some pages of a range were moved.
+/// The pages of one range that one engine has moved for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineUse {
-    /// Whose pages.
+    /// The source of the pages.
     pub source: Source,
     /// The range as it was given, in bytes of the source.
     pub range: Range<usize>,
-    /// By which engine.
+    /// The engine that moved them.
     pub engine: EngineName,
-    /// How many of its pages.
+    /// Number of pages.
     pub pages: u64,
-    /// Why by that one.
+    /// The reason for this engine, in words.
     pub why: String,
 }
 
 /// How many pages of a job an engine has moved ([`Report::by_engine`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineShare<'a> {
-    /// Which engine.
+    /// The engine.
     pub engine: EngineName,
-    /// How many pages.
+    /// Number of pages.
     pub pages: u64,
-    /// Why by that one.
+    /// The reason for this engine, in words.
     pub why: &'a str,
 }
 
-/// How the pages were copied that moved from one node to another.
+/// The copy method of pages that moved from one node to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyUse {
     /// The node of the frames that they left.
     pub from: NodeId,
     /// The node of the frames that they got.
     pub to: NodeId,
-    /// The loop, and the bytes of its steps.
+    /// The copy loop, and the bytes of its steps.
     pub method: CopyMethod,
     /// Whether a trial in this process has found the method to be the fastest one. A trial takes
-    /// some milliseconds. The first job makes it that moves much memory between the two nodes and
-    /// has no rate limit.
+    /// some milliseconds. It is made by the first job that moves much memory between the two nodes
+    /// and has no rate limit.
     pub tried: bool,
 }
 
@@ -64,14 +64,14 @@ impl fmt::Display for CopyUse {
     }
 }
 
-/// Why a job ended.
+/// The reason why a job ended.
 #[derive(Clone, Debug)]
 pub enum Ended {
-    /// Every page was dealt with.
+    /// Each page has moved, or did not have to ([`PageOutcome::Unchanged`]).
     Completed,
     /// Somebody called `cancel` or dropped the job.
     Cancelled,
-    /// The time was up.
+    /// The job's time limit was over.
     TimedOut,
     /// A region it worked on was dropped.
     RegionDropped,
@@ -93,21 +93,21 @@ impl Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum WarningKind {
-    /// The engine keeps writers away by signals, so system calls of the program that write into a
-    /// moving area may fail with EFAULT.
+    /// The engine closes areas by `mprotect`, so writers get SIGSEGV, and system calls of the
+    /// program that write into a moving area may fail with EFAULT.
     SystemCallsMayFail,
     /// Another SIGSEGV handler stands before the library's. Areas that only the engine `mprotect`
     /// could move stay where they are.
     NoFaultHandler,
-    /// The workers do not run on the CPUs of the destination's node: it has none, or the process may
-    /// not use them.
+    /// The workers do not run on the CPUs of the destination's node: it has none, or the process
+    /// may not use them.
     Affinity,
     /// The job's threads keep a low priority, so threads that wait for a page may wait until such a
     /// thread gets a CPU.
     Priority,
     /// Fewer threads copy than asked for.
     Threads,
-    /// Page tables do not lie where they were asked to lie.
+    /// Page tables do not lie on the node where they were requested.
     PageTables,
     /// The cpuset no longer allows a node of the destination.
     Cpuset,
@@ -115,48 +115,49 @@ pub enum WarningKind {
     Tracer,
     /// There are more guards than mappings to spare, so pages between guards have stayed too.
     Guards,
-    /// Mappings of hugetlb pages stay apart that could be one.
+    /// Mappings of hugetlb pages stay apart that could be one mapping.
     Mappings,
-    /// An attribute of a range (advice, lock) is lost or was not given by its user.
+    /// An attribute of a range (`madvise`, `mlock`) is lost, or is set although its user did not
+    /// set it.
     Attributes,
     /// Core dumps may contain the data twice.
     CoreDumps,
-    /// Frames that pages have left are out of circulation until the pool's next attempt.
+    /// Vacated frames are unusable until the pool's next attempt to recycle them.
     Recycling,
-    /// Pages were tried again for one reason, and stay for another one.
+    /// Pages were retried after one reason, and stay for another one.
     LaterReason,
-    /// Pages may lie elsewhere than the report says.
+    /// Pages may lie on other nodes than the report says.
     Places,
     /// A range ends within a huge page, which moves as a whole.
     Edges,
 }
 
-/// Something that went less well than asked. It can be used like its text.
+/// Something that went less well than asked. Dereferences to its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// What it is about.
+    /// Its subject.
     pub kind: WarningKind,
-    /// In words.
+    /// The warning in words.
     pub text: String,
-    /// The name of the call that failed, if the warning is about one.
+    /// The name of the system call that failed, if one did.
     pub call: Option<&'static str>,
-    /// The call's error number.
+    /// The error number of that call.
     pub errno: Option<Errno>,
 }
 
 impl Warning {
-    /// A warning that is about no call.
+    /// A warning without a failed call.
     pub(crate) fn new(kind: WarningKind, text: impl Into<String>) -> Self {
         Warning { kind, text: text.into(), call: None, errno: None }
     }
 
-    /// The warning of a job whose engine keeps writers away by signals, and why that one was taken.
+    /// The warning of a job whose engine raises SIGSEGV, with the reason why that engine was taken.
     pub(crate) fn system_calls_may_fail(engine_reason: &str) -> Self {
         let text = "system calls that write into a moving area may fail with EFAULT";
         Warning::new(WarningKind::SystemCallsMayFail, format!("{text} ({engine_reason})"))
     }
 
-    /// The warning of workers that run wherever the scheduler puts them.
+    /// The warning of workers that run on whichever CPUs the scheduler chooses.
     pub(crate) fn not_on_cpus() -> Self {
         let text = "the workers may not run on the destination node's CPUs";
         Warning::new(WarningKind::Affinity, text)
@@ -167,7 +168,7 @@ impl Warning {
         Warning { kind, text, call: Some(call.name()), errno: Some(errno) }
     }
 
-    /// What an error means for a job that goes on.
+    /// The warning for an error despite which the job goes on.
     pub(crate) fn because(kind: WarningKind, what: &str, error: &Error) -> Self {
         let (call, errno) = match error {
             Error::Call { call, errno, .. } => (Some(call.name()), Some(*errno)),
@@ -198,7 +199,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// The outcome of a job: pages, times, waits and calls. Its `Display` has it in words.
+/// The outcome of a job: pages, times, waits and calls. `Display` prints it as text.
 ///
 /// ```
 /// use pageleap::{Ended, Migration, NodeId, PageOutcome, Pool, Region};
@@ -227,67 +228,72 @@ impl fmt::Display for Warning {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Why it ended. Pages that moved stay moved, the others stay where they were, and all are whole.
+    /// Why the job ended. Pages that moved stay moved, the others stay where they were, and all
+    /// have their contents.
     pub ended: Ended,
-    /// The job's engine: the one that was asked for, or with which
-    /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) moves areas that threads use all the time.
-    /// [`Report::engines`] says what has moved by which engine.
+    /// The job's engine: the one that was asked for, or the one that
+    /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) uses for areas that threads use all the
+    /// time. [`Report::engines`] says which engine moved how many pages.
     pub engine: EngineName,
-    /// Why that one.
+    /// The reason for this engine, in words.
     pub engine_reason: String,
-    /// Pages that have moved, by range and engine, of each range the most first: within a job
-    /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) takes another one while few threads come
-    /// to wait, where the first is refused, where nobody may write, and where writers are too fast
-    /// to be followed.
+    /// Pages that have moved, by range and engine; of each range the engine that moved most
+    /// comes first. With
+    /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) a job uses other engines for some areas:
+    /// where contention is low, where its engine is refused, where nobody may write, and where
+    /// writers are faster than copies.
     pub engines: Vec<EngineUse>,
-    /// How pages were copied, by pair of nodes. Empty on a modelled machine.
+    /// Copy methods, by pair of nodes. Empty on a modelled machine.
     pub copies: Vec<CopyUse>,
-    /// The size of an area, in bytes, at most.
+    /// The largest size of an area, in bytes.
     pub area_bytes: usize,
-    /// Threads that copied, at most.
+    /// The most threads that copied.
     pub threads: usize,
-    /// How many of them copied at the end, because it was hardly faster with more.
+    /// Number of threads that copied at the end. It is lower than `threads` if more of them were
+    /// hardly faster.
     pub threads_settled: usize,
-    /// The outcome of each page, neighbours with the same one together, in the order in which the
-    /// ranges were given.
+    /// The outcome of each page, in the order in which the ranges were given. Neighbours with the
+    /// same outcome are one run.
     pub runs: Vec<PageRun>,
-    /// The same, counted.
+    /// Number of pages with each outcome.
     pub pages: PageCounts,
     /// Bytes of all ranges.
     pub bytes: u64,
-    /// Bytes copied, those of disturbed copies included.
+    /// Bytes copied, including disturbed copies.
     pub bytes_copied: u64,
-    /// Bytes copied in vain: `bytes_copied` less what has been migrated.
+    /// Bytes copied in vain: `bytes_copied` less the bytes that have moved.
     pub bytes_recopied: u64,
-    /// Events that the job has counted.
+    /// Counts of events.
     pub counts: JobCounts,
-    /// How long threads were held up in the fault handler ([`Engine::Mprotect`](crate::Engine::Mprotect)); who waits inside
-    /// the kernel is not seen.
+    /// How long threads waited in the SIGSEGV handler
+    /// ([`Engine::Mprotect`](crate::Engine::Mprotect)). Threads that wait inside the kernel, in a
+    /// page fault, are not counted.
     pub waits: Waits,
-    /// For how long areas were closed: to writers with [`Engine::Mprotect`](crate::Engine::Mprotect), to readers too with
-    /// [`Engine::Precopy`](crate::Engine::Precopy). Nobody waited longer for one; the time in which writers wait to be let
-    /// in ([`Engine::WpSync`](crate::Engine::WpSync)) is not in it.
+    /// How long areas were closed: to writers with [`Engine::Mprotect`](crate::Engine::Mprotect),
+    /// to readers too with [`Engine::Precopy`](crate::Engine::Precopy). No thread waited longer for
+    /// one window. Not included is the time that writers wait until a page is unprotected for them
+    /// ([`Engine::WpSync`](crate::Engine::WpSync)).
     pub windows: Waits,
     /// From the start of the job until the last page had moved, in nanoseconds.
     pub migrate_ns: u64,
-    /// CPU time of the job's threads until then, in nanoseconds. It leaves out the thread that
-    /// started the job and the threads that waited for a moving area. `None` if the kernel does not
-    /// say.
+    /// CPU time of the job's threads until then, in nanoseconds. It does not include the thread
+    /// that started the job, nor threads that waited for a moving area. `None` if the kernel does
+    /// not report it.
     pub migrate_cpu_ns: Option<u64>,
-    /// Nanoseconds after that, for recycling: making vacated frames ready for use again.
+    /// Nanoseconds from then to the end: recycling, which makes vacated frames usable again.
     pub recycle_ns: u64,
-    /// CPU time of that, in nanoseconds: the same where the thread had a CPU all the time. `None`
-    /// if the kernel does not say.
+    /// CPU time of recycling, in nanoseconds. It is less than `recycle_ns` if the thread had to
+    /// wait for a CPU. `None` if the kernel does not report it.
     pub recycle_cpu_ns: Option<u64>,
-    /// System calls of the attempts by name, with those of the fault handler, without those of
-    /// preparation and recycling.
+    /// Number of system calls of the attempts, by name. Those of the fault handler are included,
+    /// those of preparation and recycling are not.
     pub calls: BTreeMap<&'static str, u64>,
     /// Warnings: each names one thing that went less well than asked.
     pub warnings: Vec<Warning>,
 }
 
 impl Report {
-    /// How much has moved by which engine, whatever the range, and why: the most first.
+    /// How many pages each engine has moved in all ranges together, and why; the most first.
     pub fn by_engine(&self) -> Vec<EngineShare<'_>> {
         let mut shares: Vec<EngineShare<'_>> = Vec::new();
         for part in &self.engines {

@@ -1,4 +1,5 @@
-//! A running job: its workers take areas from the queue, have them moved, and do what follows.
+//! A running job: its workers take areas from the queue, have the mover move them, and act on the
+//! verdicts.
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
@@ -25,21 +26,22 @@ use crate::priority::no_thread;
 use crate::sync::{Condvar, Instant, Mutex, MutexGuard, lock, thread};
 use crate::units::EngineName;
 
-/// What was asked of a job, checked and completed.
+/// The settings of a job, checked and with all defaults filled in.
 pub(crate) struct Settings {
     pub(crate) policy: RetryPolicy,
-    /// The most pages of an area whose writers may be held back because of what other areas have
-    /// met, and not only because of its own disturbed copies.
+    /// The most pages of an area whose writers may be held because copies of *other* areas were
+    /// disturbed. For the area's own disturbed copies there is no such limit.
     pub(crate) most_held_early: u64,
     pub(crate) pace: Pace,
-    /// The sizes of areas that are closed before they are copied, if the mover can do that where
-    /// few threads come to wait.
+    /// The sizes of areas that are closed before they are copied; `None` if the mover never does
+    /// that.
     pub(crate) low_contention_pace: Option<Pace>,
     /// Bytes per second.
     pub(crate) rate_limit: Option<u64>,
-    /// How long the job waits for what keeps areas, when nothing else is left to do.
+    /// How long the job waits for areas that are kept in place (by guards, for example), when no
+    /// other work is left.
     pub(crate) patience: Duration,
-    /// Most pieces that may be left behind because something keeps them.
+    /// Most pieces that may stay behind because they are kept in place.
     pub(crate) most_pieces: usize,
     pub(crate) page_bytes: usize,
     pub(crate) threads: usize,
@@ -54,16 +56,16 @@ pub(crate) struct Running<M> {
     pub(super) items: Vec<Item>,
     pub(super) settings: Settings,
     pub(super) state: Mutex<State>,
-    /// Signalled when areas are queued again, and when the last one has been dealt with.
+    /// Notified when areas are queued again, and when the last one has been dealt with.
     changed: Condvar,
-    /// Signalled when more threads are to copy, and when the job is over.
+    /// Notified when more threads are to copy, and when the job is over.
     more: Condvar,
     pub(super) shared: Arc<JobShared>,
     pub(super) began: Instant,
 }
 
 impl<M: Mover> Running<M> {
-    /// A job that moves these areas of these items. All other pages of the items stay as they are.
+    /// A job that moves `areas` of `items`. All other pages of the items stay as they are.
     pub(crate) fn new(
         mover: M,
         items: Vec<Item>,
@@ -120,7 +122,7 @@ impl<M: Mover> Running<M> {
     // Threads
     // ---------------------------------------------------------------------------------------------
 
-    /// Starts the job in a thread: in one of `lasting`, or in one of its own.
+    /// Starts the job in a thread: one of `lasting` if given, or a new one.
     pub(crate) fn start(self, lasting: Option<&LastingThreads>) -> Result<Job, Error> {
         Job::started(self.shared.clone(), || {
             let started = match lasting {
@@ -139,7 +141,8 @@ impl<M: Mover> Running<M> {
         Ok(shared.take_report())
     }
 
-    /// All that the job's first thread does. `from_cpu_ns` is the CPU time that it had before.
+    /// Runs the job from beginning to end in its first thread. `from_cpu_ns` is the CPU time that
+    /// the thread had used before.
     fn run(self, from_cpu_ns: Option<u64>) {
         let bomb = AbortOnUnwind;
         self.mover.surround(self.books(), &|| self.work_together());
@@ -147,7 +150,7 @@ impl<M: Mover> Running<M> {
         std::mem::forget(bomb);
     }
 
-    /// Lets all threads copy, this one being one of them, and waits for them.
+    /// Starts the other threads, works in this one too, and waits until all have ended.
     fn work_together(&self) {
         let team = self.mover.team();
         if let Some(team) = team {
@@ -171,7 +174,7 @@ impl<M: Mover> Running<M> {
         });
     }
 
-    /// What a thread does that the job has started besides its own.
+    /// Runs one of the other threads: as a worker, or as a helper of the crew.
     fn work_beside(&self, worker: usize) {
         match self.mover.team() {
             None => self.work(worker),
@@ -184,10 +187,10 @@ impl<M: Mover> Running<M> {
         self.books().count_cpu_time();
     }
 
-    /// A worker's life: moves areas until none are left.
+    /// Runs a worker: moves areas until none is left.
     fn work(&self, number: usize) {
-        // A bug here could leave writers asleep on an area that nobody opens again. Ending the
-        // process says so; going on would look like a hang.
+        // After a panic writers might sleep for ever on an area that nobody opens again, which
+        // would look like a hang. So a panic ends the process with a message.
         let bomb = AbortOnUnwind;
         let mut worker = self.mover.worker(number, self.books());
         while let Some((area, low_contention)) = self.next(number) {
@@ -196,8 +199,8 @@ impl<M: Mover> Running<M> {
             let terms = self.terms(&area, low_contention);
             let outcome = self.mover.attempt(&mut worker, &area, &terms);
             if self.record(&area, outcome) {
-                // Mappings join again as neighbours are done; give them, or other threads, the
-                // time.
+                // A refused call is often short of mappings. They join again as neighbouring areas
+                // are done, so give those, or other threads, the time.
                 thread::sleep(Duration::from_millis(1));
             }
             lock(&self.state).queue.done();
@@ -214,7 +217,7 @@ impl<M: Mover> Running<M> {
     // ---------------------------------------------------------------------------------------------
 
     /// The next area for a worker, and whether it is to be closed before it is copied. `None` when
-    /// there will be none or the job is to stop.
+    /// no work is left, or the job is to stop.
     fn next(&self, worker: usize) -> Option<(Area, bool)> {
         let mut state = lock(&self.state);
         loop {
@@ -249,8 +252,8 @@ impl<M: Mover> Running<M> {
         }
     }
 
-    /// Looks whether something still keeps the last areas. Returns `None` when they are left where
-    /// they are.
+    /// Queues kept areas again as soon as they are free to move. Returns `None` when the others are
+    /// given up.
     fn wait_for_kept<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -272,7 +275,7 @@ impl<M: Mover> Running<M> {
         }
     }
 
-    /// Leaves kept areas where they are.
+    /// Gives up the areas that are still kept in place.
     fn leave_kept(&self, state: &mut State) {
         let whole = state.queue.kept() < self.settings.most_pieces;
         for area in state.queue.take_kept() {
@@ -290,17 +293,17 @@ impl<M: Mover> Running<M> {
         is_late(self.settings.deadline)
     }
 
-    /// Stops the job if its mover cannot go on.
+    /// Asks the mover whether the job may go on, and stops the job if not.
     fn look_around(&self) {
         if let Err(stop) = self.mover.may_go_on(self.books()) {
             self.shared.ask_to_stop(stop);
         }
     }
 
-    /// Pauses as long as it takes to keep to the rate limit. If the job is to stop meanwhile, the
-    /// area is left where it is, and `None` returned.
+    /// Pauses to keep to the rate limit. If the job is to stop meanwhile, puts the area back and
+    /// returns `None`.
     fn keep_rate(&self, area: Area) -> Option<Area> {
-        /// How soon a cancelled job is noticed.
+        /// The longest delay until a cancelled job is noticed.
         const STEP: Duration = Duration::from_millis(5);
         if self.settings.rate_limit.is_none() {
             return Some(area);
@@ -326,7 +329,7 @@ impl<M: Mover> Running<M> {
         }
     }
 
-    // What follows from an attempt
+    // The consequences of an attempt
     // ---------------------------------------------------------------------------------------------
 
     fn terms(&self, area: &Area, low_contention: bool) -> Terms<'_> {
@@ -336,8 +339,8 @@ impl<M: Mover> Running<M> {
         Terms { hold, low_contention, freeze_at: state.pace.freeze_at(), books: self.books() }
     }
 
-    /// Does what follows from an attempt. Returns whether a call was refused and is to be tried
-    /// again.
+    /// Acts on the outcome of an attempt: updates statistics, notes verdicts, queues retries.
+    /// Returns whether the worker should pause before its next area, because a call was refused.
     fn record(&self, area: &Area, outcome: AreaOutcome) -> bool {
         let AreaOutcome { runs, by, counters, seen, disturbed } = outcome;
         let in_run = |(run, verdict): &(Range<u64>, Verdict)| match verdict {
@@ -362,7 +365,7 @@ impl<M: Mover> Running<M> {
         if moved > 0 {
             *state.tally.moved.entry((area.item, by)).or_default() += moved;
         }
-        // What no run speaks of was not tried.
+        // Pages without a verdict were not tried: they are queued first.
         let mut untried = Vec::new();
         let (mut again, mut rest) = (false, area.pages.start);
         let mut later: Option<Range<u64>> = None;
@@ -385,7 +388,7 @@ impl<M: Mover> Running<M> {
         again
     }
 
-    /// Draws conclusions for the next areas.
+    /// Adjusts the sizes of the next areas, and whether they are closed first.
     fn learn(&self, state: &mut State, area: &Area, why: Why, seen: Seen, waiters: u64) {
         let State { pace, contention, .. } = state;
         match contention {
@@ -400,8 +403,8 @@ impl<M: Mover> Running<M> {
         }
     }
 
-    /// Each piece that is left behind costs mappings, of which the process has only so many: when
-    /// many are kept, the whole of an area is kept for the sake of a part.
+    /// Verdicts for an area that is kept in place, widened to the whole area when many are kept.
+    /// Each piece that stays behind costs mappings, of which a process has only so many.
     fn widened(&self, state: &State, area: &Area, runs: Runs) -> Runs {
         let crowded = state.queue.kept() >= self.settings.most_pieces;
         match runs[..] {
@@ -410,10 +413,10 @@ impl<M: Mover> Running<M> {
         }
     }
 
-    /// Has another number of threads copy, if that has turned out to be better.
+    /// Changes the number of threads that copy, if a trial says so.
     fn count_threads(&self, state: &mut State) {
         let moved = self.shared.bytes_migrated();
-        // Where pauses keep to a rate, threads do not show what they add.
+        // Under a rate limit, pauses hide how much each thread adds.
         if state.rate.is_some() || !state.threads.observe(self.began.elapsed(), moved) {
             return;
         }
@@ -423,8 +426,8 @@ impl<M: Mover> Running<M> {
         }
     }
 
-    /// Notes the outcome of some pages, and queues them again if they are to be tried again.
-    /// Returns whether that should wait a moment.
+    /// Notes the verdict on some pages, and queues them again if they are to be retried. Returns
+    /// whether the worker should pause before its next area.
     fn follow_up(&self, state: &mut State, area: &Area, verdict: Verdict, by: By) -> bool {
         let State { queue, outcomes, tally, contention, .. } = &mut *state;
         let mut note = |outcome, why| outcomes[area.item].set(&area.pages, outcome, why);
@@ -489,8 +492,8 @@ impl<M: Mover> Running<M> {
         self.stays(state, area, why);
     }
 
-    /// An area is not tried any more. Why its last attempt has ended is told if the first one ended
-    /// for another reason.
+    /// Records that an area stays and is not tried again. If its last attempt failed for another
+    /// reason than its first one, a warning says so.
     fn stays(&self, state: &mut State, area: &Area, why: Reason) {
         let cause = area.cause_or(why);
         if cause != why {
@@ -509,12 +512,13 @@ fn thread_cpu_ns() -> Option<u64> {
     pageleap_sys::thread_cpu_time_ns().ok()
 }
 
-/// Ends the process if its thread panics: threads may wait for it that nobody else would wake.
+/// Ends the process if its thread panics, because threads may wait for this one that nobody else
+/// would wake.
 pub(crate) struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {
     fn drop(&mut self) {
-        // The checker ends the test instead, and says under which schedule.
+        // The model checker ends the test instead, and reports the schedule.
         if cfg!(shuttle) {
             return;
         }

@@ -1,5 +1,5 @@
-//! Workers of a job that wait for one another, under each schedule that matters. The pages are
-//! nobody's memory: to move one is to say so.
+//! Workers of a job that wait for one another, under each schedule that matters. The mover touches
+//! no memory: it reports each page as moved.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::units::RegionId;
 const PAGE_BYTES: usize = 64;
 const WORKERS: usize = 2;
 
-/// Moves each area at once.
+/// A mover that reports each area as moved at once.
 struct AtOnce;
 
 impl Mover for AtOnce {
@@ -70,7 +70,7 @@ fn one_page() -> Running<AtOnce> {
     Running::new(AtOnce, vec![item], areas, settings, Vec::new(), Instant::now())
 }
 
-/// A count of threads of which the last one does not copy, as in a trial.
+/// A count of threads in the middle of a trial, so that the last thread does not copy.
 fn with_the_last_one_parked() -> ThreadCount {
     let mut threads = ThreadCount::new(WORKERS);
     for ms in 0.. {

@@ -26,9 +26,9 @@ use crate::units::RegionId;
 
 const PAGES: u64 = 256;
 const PAGE_BYTES: usize = 64;
-/// How long a call takes for each of its pages.
+/// Duration of a call for each of its pages.
 const PAGE_NS: u64 = 10_000;
-/// How many pages a call may have, to keep to the wait budget.
+/// The most pages of a call that keep to the wait budget.
 const BUDGET_PAGES: u64 = 16;
 
 /// Memory of pages that two views show. Moving a page changes both views.
@@ -39,15 +39,15 @@ struct Memory {
     views: [Vec<AtomicU64>; 2],
     /// How often the entries of the page tables have moved, by page.
     tables: Vec<AtomicU32>,
-    /// How often a page is still refused with EBUSY.
+    /// How many more times a page is refused with EBUSY.
     busy: Vec<AtomicU32>,
     /// Pages that can never be moved.
     gone: BTreeSet<u64>,
-    /// Pages that are kept where they are until they have been asked for this often.
+    /// Pages that are kept in place until the mover has been asked this often.
     kept: Vec<AtomicU32>,
-    /// Pages that threads touch all the time. While they are closed, a thread waits.
+    /// Pages that threads touch all the time: one thread waits while such a page is closed.
     busy_from: u64,
-    /// Sizes of areas, in the order of attempts at untried ones.
+    /// Sizes of untried areas, in the order of their attempts.
     sizes: std::sync::Mutex<Vec<u64>>,
     recycled: AtomicU32,
 }
@@ -70,7 +70,7 @@ impl Memory {
         }
     }
 
-    /// What a view shows of a page: the frame's place, and its contents.
+    /// The content of a page as one view shows it: the frame's place, and its contents.
     fn seen(&self, view: usize, page: u64) -> (bool, u64) {
         let frame = self.views[view][page as usize].load(Relaxed);
         (frame >= PAGES, self.frames[frame as usize].load(Relaxed))
@@ -93,7 +93,7 @@ struct PageMover {
     tables_only: bool,
     /// How many attempts are left until the mover stops the job.
     attempts_left: AtomicU32,
-    /// Why it moves areas that it does not close first.
+    /// The reason that it gives for areas that it does not close first.
     why: Why,
 }
 
@@ -138,7 +138,7 @@ impl Mover for PageMover {
         if area.is_new() {
             self.memory.sizes.lock().unwrap().push(area.len());
         }
-        // Each area by an engine of its own.
+        // Each area is moved by an engine of its own.
         let engine = Engine::ALL[(area.pages.start / BUDGET_PAGES) as usize % Engine::ALL.len()];
         let why = if terms.low_contention { Why::LowContention } else { self.why };
         let by = By { engine: engine.into(), why };
@@ -151,7 +151,7 @@ impl Mover for PageMover {
         if !self.tables_only {
             counters.copied = area.len() * PAGE_BYTES as u64;
         }
-        // The whole call is what others wait for.
+        // Other threads wait for the whole call.
         let window_ns = area.len() * PAGE_NS;
         terms.books.count(Call::QueryNodes, 1);
         counters.window_ns = window_ns;
@@ -209,7 +209,7 @@ fn run_by(
     run_mover(mover, threads, patience, None)
 }
 
-/// Lets a mover move its memory, and waits for it.
+/// Runs a job with this mover, and waits for it.
 fn run_mover(
     mover: PageMover,
     threads: usize,
@@ -310,7 +310,7 @@ fn areas_are_closed_first_while_few_threads_come_to_wait() {
         .filter(|part| part.why.contains("closed before"))
         .map(|part| part.pages)
         .sum();
-    // The quiet half, and the areas after which it was noticed that threads wait.
+    // The quiet half, and the areas after which the job noticed that threads wait.
     assert_eq!(few, PAGES / 2 + 11 * 4, "{report}");
     assert_eq!(report.pages.migrated, PAGES, "{report}");
     let sizes = memory.sizes.lock().unwrap();

@@ -1,16 +1,16 @@
-//! Whose pages a job moves.
+//! The memory that a job moves: a region, or a process.
 
 use std::fmt;
 
 use crate::units::RegionId;
 
-/// Whose pages a job moves. Ranges in reports are bytes of the source.
+/// The memory whose pages a job moves. Ranges in reports are bytes of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Source {
-    /// Memory of a region: bytes from its start.
+    /// Memory of a region; ranges begin at its start.
     Region(RegionId),
-    /// Memory of a process, by its number: addresses.
+    /// Memory of a process, given by its process id; ranges are addresses.
     Process(u32),
 }
 
@@ -23,7 +23,7 @@ impl Source {
         }
     }
 
-    /// What kind of source it is, as JSON and the command line call it.
+    /// The kind of source, as named in JSON and on the command line.
     pub fn kind(self) -> &'static str {
         match self {
             Source::Region(_) => "region",
@@ -31,7 +31,7 @@ impl Source {
         }
     }
 
-    /// Which one of its kind.
+    /// The number of the region, or the process id.
     pub fn id(self) -> u64 {
         match self {
             Source::Region(id) => id.0,

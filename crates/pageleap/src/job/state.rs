@@ -1,4 +1,4 @@
-//! What the workers of a job share.
+//! The state of a job that its workers share.
 
 use super::contention::ContentionPolicy;
 use super::outcomes::PageOutcomes;
@@ -10,7 +10,7 @@ use super::tally::Tally;
 use super::threads::ThreadCount;
 use crate::sync::Instant;
 
-/// What the workers of a job share.
+/// The state of a job that its workers share, behind one lock.
 pub(crate) struct State {
     pub(super) queue: Queue,
     /// By item.
@@ -20,7 +20,7 @@ pub(crate) struct State {
     pub(super) contention: Option<ContentionPolicy>,
     pub(super) rate: Option<Rate>,
     pub(super) threads: ThreadCount,
-    /// Nothing is left to do, or the job is to stop.
+    /// Whether no work is left, or the job is to stop.
     pub(super) over: bool,
     pub(super) tally: Tally,
 }

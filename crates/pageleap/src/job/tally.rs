@@ -9,37 +9,37 @@ use crate::engine::effort::{Counters, JobCounts};
 use crate::engine::waits::Waits;
 use crate::error::Error;
 
-/// CPU time of the threads that have ended.
+/// CPU time of the job's threads that have ended.
 #[derive(Default)]
 pub(crate) struct CpuTime {
     pub(crate) ns: u64,
-    /// The kernel did not tell the CPU time of a thread.
+    /// Whether the kernel did not report the CPU time of a thread.
     pub(crate) unknown: bool,
 }
 
-/// Sums for the report.
+/// Sums that a job keeps for its report.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) counts: JobCounts,
-    /// How long areas were closed.
+    /// Statistics of windows.
     pub(crate) windows: Waits,
-    /// How long threads were held up in the fault handler.
+    /// Statistics of waits in the SIGSEGV handler.
     pub(crate) waits: Waits,
     /// Pages that have moved, by item and by engine.
     pub(crate) moved: BTreeMap<(usize, By), u64>,
-    /// Why writes could not be followed, the first time.
+    /// The first reason why writes could not be tracked.
     pub(crate) not_followed_why: Option<String>,
-    /// How pages are copied, by pair of nodes.
+    /// Copy methods, by pair of nodes.
     pub(crate) copies: Vec<CopyUse>,
     pub(crate) first_failure: Option<Error>,
-    /// By the number of their kind.
+    /// Number of calls, indexed by `Call as usize`.
     pub(crate) calls: [u64; Call::ALL.len()],
     pub(crate) cpu: CpuTime,
     pub(crate) warnings: Vec<Warning>,
 }
 
 impl Tally {
-    /// Takes into account what an attempt, or a window of another kind, took.
+    /// Adds the counters of an attempt, or of another window.
     pub(super) fn add(&mut self, counters: &Counters, budget_ns: u64) {
         let Counters { window_ns, hurried, held, counts, calls, .. } = *counters;
         self.counts.add(&counts);

@@ -1,27 +1,28 @@
 //! Decides how many of a job's threads copy. Pure: no system calls, no locks, no clocks.
 //!
-//! A few threads can use up the bandwidth of a node's memory, or of the path to it. More threads
-//! only take CPUs from the application. Now and then a trial compares the present number of threads
-//! with one less, or with one more. Turns with both numbers alternate, and the best turns are
-//! compared.
+//! A few threads can use up the bandwidth of a node's memory, or of the path to it; more threads
+//! would only take CPUs from the application. So now and then a trial compares the present number
+//! of threads with one less, or one more. The two numbers alternate in turns, and the best turn of
+//! each counts, because other programs use the machine too.
 
 use std::time::Duration;
 
-/// When the first trial begins: a shorter job has nothing to gain. (Shuttle's jobs are short, and
-/// its clock advances by a millisecond at each reading.)
+/// When the first trial begins, because a shorter job gains nothing from one. (Under shuttle jobs
+/// are short, and the clock advances by a millisecond at each reading.)
 const FIRST: Duration = Duration::from_millis(if cfg!(shuttle) { 5 } else { 250 });
 /// Time from a trial to the next one, unless the trial's result calls for another at once.
 const AGAIN: Duration = Duration::from_secs(2);
 /// The shortest duration of a turn, after [`SETTLE`].
 const TURN: Duration = Duration::from_millis(if cfg!(shuttle) { 5 } else { 20 });
-/// How long the areas under way at the beginning of a turn may take to move. An area is as large as
-/// what a thread moves in some milliseconds.
+/// How long the areas under way at the beginning of a turn may take to move. An area is about as
+/// large as the memory that a thread moves in some milliseconds.
 const SETTLE: Duration = Duration::from_millis(if cfg!(shuttle) { 2 } else { 10 });
 /// Turns of a trial: with the last thread, without, with, without. Each kind has two turns, because
 /// other programs use the machine too.
 const TURNS: usize = 4;
-/// The share of its ideal gain that the last thread has to add. The ideal gain is what it would add
-/// if threads shared nothing.
+/// The share of its ideal gain that the last thread has to add. Its ideal gain is that of a thread
+/// that shares no bandwidth with the others: the second of two threads would double the speed, so
+/// it has to add a quarter.
 const WORTH: f64 = 0.25;
 
 /// Decides how many threads copy, from the speed of the job.
@@ -34,7 +35,8 @@ pub(crate) struct ThreadCount {
 
 #[derive(Clone, Copy, Debug)]
 enum Trial {
-    /// The next trial begins at `at`. With `fewer` it looks for fewer threads.
+    /// The next trial begins at `at`. With `fewer` it compares with one thread less, else with one
+    /// more.
     Later { at: Duration, fewer: bool },
     /// A trial compares `more` threads with one less.
     Under { more: usize, turn: usize, settled: bool, since: Duration, bytes: u64, best: [f64; 2] },
@@ -99,7 +101,7 @@ impl ThreadCount {
             Trial::Under { more, turn: 0, settled: false, since: elapsed, bytes, best: [0.0; 2] };
     }
 
-    /// A trial has shown whether the last of `more` threads is worth having.
+    /// Ends a trial: `worth` says whether the last of `more` threads is to be kept.
     fn conclude(&mut self, more: usize, worth: bool, elapsed: Duration, bytes: u64) {
         let fewer = more == self.now;
         self.now = if worth { more } else { more - 1 };
@@ -107,7 +109,7 @@ impl ThreadCount {
         if on {
             self.begin(fewer, elapsed, bytes);
         } else {
-            // The next trial looks the other way: the right number may have changed.
+            // The next trial goes the other way, because the right number may have changed.
             self.trial = Trial::Later { at: elapsed + AGAIN, fewer: !fewer };
         }
     }
