@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A helper enters by a compare-and-swap of the *open* word, and the leader shuts the crew by
-//! another one. So a late helper, or one that got no CPU for a while, never copies bytes of an
-//! earlier call, and never delays the leader.
+//! another one. So a helper that is late, or got no CPU for a while before it enters, never copies
+//! bytes of an earlier call, and never delays the leader.
 //!
 //! The crew lies in a slot, because no thread of a job may access the heap between the freeze and
 //! the commit.

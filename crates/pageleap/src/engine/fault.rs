@@ -121,7 +121,7 @@ fn with_own_mask(wait: impl FnOnce() -> bool) -> bool {
     result
 }
 
-/// Sets the calling thread's mask, as the kernel counts signals, and returns the previous mask.
+/// Sets the calling thread's signal mask, numbered as in the kernel, and returns the previous mask.
 fn set_mask(new: u64) -> u64 {
     let mut before = 0u64;
     // SAFETY: both masks have the kernel's size, and only the calling thread's mask changes.

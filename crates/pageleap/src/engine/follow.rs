@@ -125,10 +125,11 @@ impl Attempt<'_> {
         effort.hurry(self.tools.backend, self.work.haste);
     }
 
-    /// Write-protects the whole span. `call` is UFFDIO_WRITEPROTECT for transparent huge pages,
-    /// which it tracks by base pages, and for hugetlb pages. PAGEMAP_SCAN is faster, but knows no
-    /// hugetlb pages of 1 GB, and can wait for itself where hugetlb pages have no page tables
-    /// (Linux 6.7 to 6.18.41).
+    /// Write-protects the whole span. `call` names the call for counters and errors: PAGEMAP_SCAN,
+    /// which is faster, or UFFDIO_WRITEPROTECT. The latter is used by `wp-sync`, whose tracker has
+    /// no pagemap, and for transparent huge pages, which it tracks by base pages. It is also used
+    /// for hugetlb pages, because PAGEMAP_SCAN knows none of 1 GB, and can wait for itself where
+    /// hugetlb pages have no page tables (Linux 6.7 to 6.18.41).
     ///
     /// # Safety
     /// As [`attempt`](super::attempt).
@@ -169,8 +170,8 @@ impl Attempt<'_> {
     /// mapped anew.
     ///
     /// The kernel splits a huge entry of a file by removing it. Until base pages are
-    /// write-protected, a thread that stores there faults the huge entry in again, and so on:
-    /// without this function, one store and one write-protect took up to 20 ms (Linux 6.18).
+    /// write-protected, a thread that stores there faults the huge entry in again, and so on.
+    /// Without this function, one store and one write-protect took up to 20 ms (Linux 6.18).
     ///
     /// # Safety
     /// As [`attempt`](super::attempt).

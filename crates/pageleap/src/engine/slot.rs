@@ -38,7 +38,7 @@ pub(crate) enum SlotPhase {
     Closed = 1,
     /// The area is read-only, and is being copied.
     Tracking = 2,
-    /// The writer that has opened the area makes it writable.
+    /// A writer has won the right to open the area, and is making it writable.
     Opening = 3,
     /// The area is writable again; the copy is worthless.
     Open = 4,
@@ -161,7 +161,7 @@ impl Slot {
         debug_assert_eq!(word.phase(), SlotPhase::Idle, "a slot serves one attempt at a time");
         // Relaxed: a thread that sees the new generation sees these fields, because `change`
         // releases the word. A thread that sees the old generation with these fields may decide
-        // wrongly, which does no harm: it opens nothing, because the word has changed, and it
+        // wrongly, but does no harm. It opens nothing, because the word has changed, and it
         // declares no fault foreign, because the epoch has changed.
         self.start.store(span.addr, Ordering::Relaxed);
         self.len.store(span.len, Ordering::Relaxed);

@@ -6,8 +6,8 @@
 //! kernel, sleeps in a page fault until the new frames are mapped. The window contains the copy, so
 //! the engine is for areas that few threads touch meanwhile, and the wait budget decides how large
 //! areas are (`job/pace.rs`). In the window the worker runs at a real-time priority (SCHED_FIFO),
-//! but only for a share of the time: otherwise its copies would keep a CPU from everybody else for
-//! the length of a job (`priority.rs`).
+//! but only for a share of the time (`priority.rs`). Otherwise its copies would keep a CPU from all
+//! other threads for the length of a job.
 //!
 //! `mremap` sends no message here (the userfaultfd has no UFFD_FEATURE_EVENT_REMAP), so no thread
 //! has to read any. It also ends the registration of the page tables that it moves. So a read

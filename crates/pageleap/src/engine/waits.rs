@@ -10,7 +10,7 @@ const STEPS: usize = 1 << PRECISION;
 const BUCKETS: usize = (40 - PRECISION as usize + 1) * STEPS;
 
 /// The bucket of a time. The first buckets are a nanosecond wide. After them each doubling of the
-/// time has [`STEPS`] buckets.
+/// time has [`STEPS`] buckets: the bucket of 1000 ns is 32 ns wide.
 fn bucket(ns: u64) -> usize {
     if ns < STEPS as u64 {
         return ns as usize;
@@ -30,7 +30,8 @@ fn longest(bucket: usize) -> u64 {
     }
 }
 
-/// Counters of one slot, which no other code is ordered by, so they need no model checker.
+/// Counters of one slot. They are plain statistics that order no other access, so they need no
+/// model checker.
 pub(crate) struct WaitCounters {
     total_ns: AtomicU64,
     max_ns: AtomicU64,

@@ -36,8 +36,8 @@ impl Way for WpSync {
         !at.work.hold
     }
 
-    /// Not raised if the area is one page and not held: the window may be one system call, and
-    /// raising the thread costs more than it saves (11 us of 200 for a page of 2 MB).
+    /// Not raised if the area is one page and not held, because the window may be one system call.
+    /// Raising the thread would cost more than it saves: 11 us of 200 for a page of 2 MB.
     fn hurries(&self, at: &Attempt<'_>) -> bool {
         at.work.hold || followed_page_bytes(at.work.page) != at.work.span.len
     }

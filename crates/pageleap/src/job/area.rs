@@ -61,6 +61,7 @@ impl Area {
     }
 
     /// Splits off the pages before the first multiple of `stride` inside the area, or all of them.
+    /// For example, of pages 5..40 with a stride of 16 it takes 5..16.
     pub(crate) fn take_front(&mut self, stride: u64) -> Area {
         let at = ((self.pages.start / stride + 1) * stride).min(self.pages.end);
         let front = self.with_pages(self.pages.start..at);
@@ -115,9 +116,9 @@ pub enum Reason {
     /// The page lies on a node from which no page was to move
     /// ([`KernelMigration::from_nodes`](crate::KernelMigration::from_nodes)).
     OtherNode,
-    /// The page was on its destination node, and has moved on since. Either it belongs to a folio
-    /// (a huge page, or a smaller group of pages) of which another part was to go elsewhere,
-    /// because the kernel moves folios as a whole; or somebody else has moved it.
+    /// The page was on its destination node, and has moved on since. The kernel moves folios (a
+    /// huge page, or a smaller group of pages) as a whole, and another part of its folio was to go
+    /// elsewhere; or somebody else has moved it.
     MovedOn,
     /// The page belongs to a transparent huge page, and the destination node has no free block of
     /// 2 MB. The kernel would reclaim memory to make one, or split the page

@@ -107,7 +107,7 @@ impl Default for Contention {
 impl Contention {
     /// Weight of one closed area in the running mean.
     const WEIGHT: f64 = 1.0 / 16.0;
-    /// Above this mean, areas are pre-copied.
+    /// Above this mean, areas are pre-copied: a thread waits for every second area.
     const MANY: f64 = 0.5;
     /// Below this mean, areas are closed first again.
     const FEW: f64 = 0.4;
@@ -183,7 +183,7 @@ mod tests {
             (self.0 >> 11) as f64 / (1u64 << 53) as f64
         }
 
-        /// How often something happens that happens `mean` times on average (Poisson).
+        /// A number with a Poisson distribution of this mean.
         fn times(&mut self, mean: f64) -> u64 {
             let (limit, mut product, mut times) = ((-mean).exp(), self.next(), 0);
             while product > limit {
@@ -258,7 +258,7 @@ mod tests {
         assert!(first < 100 && changes < 30, "{first}, {changes}");
         let (first, changes) = areas(&mut contention, 4000, readers);
         assert!(first < 250 && changes < 70, "{first}, {changes}");
-        // They have gone.
+        // The readers have gone.
         let (first, _) = areas(&mut contention, 1000, |_| QUIET);
         assert!(first > 800, "{first}");
         assert_eq!(contention.patience, Contention::PATIENCE);

@@ -2,10 +2,12 @@
 //!
 //! To a job, an area is only a range of page numbers of an item. A [`Mover`] knows what the numbers
 //! stand for (for example frames of a region), makes one attempt on one area, and returns a verdict
-//! for each page. The job decides the rest: which area is next ([`queue`]), whether an area is
-//! retried ([`plan`]), whether it is closed before it is copied ([`contention`]), how large areas
-//! are ([`pace`]), how fast it may copy ([`rate`]), and how many threads copy ([`threads`]).
-//! [`handle`] is the user's view of it, and [`report`] its result.
+//! for each page. The job decides the rest:
+//!
+//! * [`queue`]: which area is next; [`plan`]: whether and how it is retried.
+//! * [`contention`]: whether an area is closed before it is copied; [`pace`]: how large areas are.
+//! * [`rate`]: how fast the job may copy; [`threads`]: how many threads copy.
+//! * [`handle`] is the user's view of the job, and [`report`] its result.
 //!
 //! ```text
 //!   queue ─► area ─► Mover::attempt ─► AreaOutcome: runs of pages, each with a verdict

@@ -192,7 +192,9 @@ impl Pace {
         }
     }
 
-    /// The number of pages whose copy takes the share of the budget that copies may take.
+    /// The number of pages whose copy takes the share of the budget that copies may take. For
+    /// example, a budget of 1 ms and 1 us for each base page give 300 base pages; with a unit of
+    /// 512 base pages the area has 256.
     fn copied_in_its_share(&self, unit: Unit) -> u64 {
         let base_pages = self.budget_ns as f64 * Self::COPY_SHARE / self.page_ns.max(1.0);
         let pages = base_pages / unit.base_pages as f64;

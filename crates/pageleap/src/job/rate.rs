@@ -9,7 +9,7 @@ const CREDIT: Duration = Duration::from_millis(10);
 const NS_PER_S: f64 = 1e9;
 
 /// The largest area under a rate limit, in bytes: as much as may be copied in [`CREDIT`], but at
-/// least a base page.
+/// least a base page. For example, 1 MB at 100 MB/s.
 pub(crate) fn area_bytes_at(bytes_per_s: u64) -> u64 {
     (u128::from(bytes_per_s) * CREDIT.as_nanos() / NS_PER_S as u128).max(BASE_PAGE as u128) as u64
 }

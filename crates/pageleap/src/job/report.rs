@@ -71,7 +71,7 @@ pub enum Ended {
     Completed,
     /// Somebody called `cancel` or dropped the job.
     Cancelled,
-    /// The job's time limit was over.
+    /// The job's time limit had passed.
     TimedOut,
     /// A region it worked on was dropped.
     RegionDropped,

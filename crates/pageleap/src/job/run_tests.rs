@@ -70,7 +70,7 @@ impl Memory {
         }
     }
 
-    /// The content of a page as one view shows it: the frame's place, and its contents.
+    /// A page as one view shows it: whether it has moved, and its contents.
     fn seen(&self, view: usize, page: u64) -> (bool, u64) {
         let frame = self.views[view][page as usize].load(Relaxed);
         (frame >= PAGES, self.frames[frame as usize].load(Relaxed))
