@@ -1,5 +1,5 @@
-//! What becomes of the two aliases of an area: made usable before an attempt, and repaired or noted
-//! after it.
+//! Keeps the two aliases of an area usable: before an attempt they are repaired, and after it their
+//! state is repaired or noted.
 //!
 //! Each run of frames has an alias, a second mapping through which the job reaches the frames. An
 //! attempt copies from the alias of the old frames to the alias of the new ones, and then gives the
@@ -18,7 +18,7 @@
 //!                      access of the span
 //! ```
 //!
-//! Shares keep account of what each alias has become (`pool/alias.rs`), and repair it before its
+//! Shares keep account of the state of each alias (`pool/alias.rs`), and repair it before its
 //! frames are used again.
 
 use super::page_tables::is_congruent;
@@ -38,19 +38,20 @@ pub(super) fn prepare(
     preferred: Option<NodeId>,
 ) -> Result<(), (Call, Errno)> {
     let Place { leg, old, new, .. } = *place;
-    // The alias of the new frames must be there to be copied to. If the commit will switch in its
-    // page tables, they must lie where the leg wants them.
+    // The copy writes to the alias of the new frames, so it must be mapped. If the commit will
+    // exchange page tables, those of this alias must lie on the node that the leg wants.
     match leg.tables.filter(|_| work.may_exchange && leg.tables == preferred) {
         Some(node) => leg.to.seat_tables(new, node, |part| leg.lend_attributes(part))?,
         None => leg.to.mend_torn(new)?,
     }
-    // The alias of the old frames is read, or gets their page tables: a hole that a failed attempt
-    // has left there must not be in the way.
+    // The copy reads the alias of the old frames, or their page tables are parked there, so a hole
+    // that a failed attempt has left is filled first.
     leg.from.mend_torn(old)
 }
 
-/// Notes what an attempt has left of both aliases, and makes them usable for the next attempt.
-/// `lent` are the attributes that the span had. Returns whether there can be a next attempt.
+/// Notes in which state an attempt has left both aliases, and makes them usable for the next
+/// attempt. `lent` are the attributes that the span had. Returns whether another attempt is
+/// possible.
 pub(super) fn settle(
     place: &Place<'_>,
     work: &Work,
@@ -120,7 +121,7 @@ fn settle_old(
         OldAlias::HasTables(entries) => {
             leg.from.mark_borrowed(old);
             // Where whole page-table pages could not move, the kernel has made new ones, under this
-            // worker's policy.
+            // worker's memory policy.
             let moved_whole =
                 is_congruent(work.old.alias, work.span.addr) && entries != Entries::Apart;
             if !moved_whole && leg.from.0.tables != preferred {

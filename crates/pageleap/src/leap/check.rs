@@ -1,4 +1,4 @@
-//! What is checked before a job starts.
+//! Checks before a job starts: arguments, attributes, and room for mappings.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -63,7 +63,7 @@ impl Migration<'_> {
     }
 }
 
-/// The attributes of all ranges of each region.
+/// Reads the attributes of all ranges of each region.
 pub(super) fn attributes_of(
     claimed: &[Claimed],
 ) -> Result<BTreeMap<RegionId, Vec<AttributeRun>>, Error> {
@@ -83,7 +83,7 @@ pub(super) fn attributes_of(
 /// How many mappings a job may make the process have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Headroom {
-    /// The most pieces that may be left behind.
+    /// The most pieces of pages that may stay behind.
     pub(super) most_pieces: usize,
     /// The most pieces of vacated frames that may wait for the end of the job.
     pub(super) most_vacated: usize,
@@ -94,42 +94,44 @@ impl Headroom {
         Headroom { most_pieces: usize::MAX, most_vacated: usize::MAX };
 }
 
-/// What a job needs of the process' mappings.
+/// The mappings that a job needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Demand {
-    /// Whatever the legs are.
+    /// Those that do not depend on legs.
     always: usize,
-    /// The legs.
+    /// The number of legs.
     legs: usize,
-    /// The least that legs need while vacated frames are given back again and again: the alias of
-    /// the new frames, and pieces of the region beyond those that it has. `None` if that is no way.
+    /// The least that legs need if vacated frames are given back again and again: for the alias of
+    /// the new frames, and for pieces of the region beyond those that it has. `None`: the job
+    /// cannot do this.
     in_parts: Option<usize>,
 }
 
-/// The fewest vacated pieces between two times when they are given back: for fewer it is not worth
-/// while.
+/// The fewest vacated pieces that are given back at a time. Fewer would not be worth while.
 const LEAST_VACATED: usize = 16;
 
-/// How many mappings a job may use of those that are left, or `None` if they are too few. A job that
-/// has to move many pieces needs fewer in parts: the kernel joins what has moved to neighbouring
-/// frames, and the alias of vacated frames once they are free.
+/// How many of the `left` mappings a job may use, or `None` if they are too few. A job that moves
+/// many pieces needs fewer if it gives vacated frames back in parts, because the kernel joins
+/// mappings: of pages that have moved to neighbouring frames, and of the alias once vacated frames
+/// are free.
 fn headroom(left: usize, demand: Demand) -> Option<Headroom> {
     let Demand { always, legs, in_parts } = demand;
-    // A piece that stays behind is a mapping of its own in the region, and so is what lies behind
-    // it; the same in both aliases. Half of the rest is for others.
+    // A piece that stays behind makes three mappings of one in the region: before it, of it and
+    // behind it. Both aliases are cut in the same way. Half of the rest is for other code.
     let most_pieces = |used: usize| Some((left.checked_sub(used)?) / 2 / 6);
     // Each leg splits a mapping of the alias that gets its page tables.
     if let Some(most_pieces) = most_pieces(always + 2 * legs) {
         return Some(Headroom { most_pieces, ..Headroom::UNLIMITED });
     }
     let room = left.checked_sub(always + in_parts?)?;
-    // A vacated piece is a mapping of its own in the alias, and so is what lies behind it. While one
-    // worker gives pieces back, the others vacate as many again. Half of the rest is for others.
+    // A vacated piece makes three mappings of one in the alias. While one worker gives pieces back,
+    // the others vacate as many again. Half of the rest is for other code.
     let most_vacated = room / 2 / 2 / 2;
     (most_vacated >= LEAST_VACATED).then_some(Headroom { most_pieces: room / 4 / 6, most_vacated })
 }
 
-/// How often the runs of legs end that follow each other in `runs`.
+/// How many runs of legs there are, if a leg that `follows` the one before it belongs to the same
+/// run.
 fn breaks(legs: &[Leg], follows: impl Fn(&Leg, &Leg) -> bool) -> usize {
     legs.windows(2).filter(|two| !follows(&two[0], &two[1])).count() + usize::from(!legs.is_empty())
 }
@@ -139,17 +141,17 @@ fn breaks(legs: &[Leg], follows: impl Fn(&Leg, &Leg) -> bool) -> usize {
 struct MappingCount {
     in_use: usize,
     limit: usize,
-    /// Whether `in_use` is an estimate of the most that there can be by now.
+    /// Whether `in_use` is an upper estimate.
     is_estimate: bool,
 }
 
 /// The last count, with the limit of that moment.
 static COUNTED: Fresh<MappingCount> = Fresh::new();
 
-/// How many mappings the process has at most. Counting them takes about a millisecond per thousand,
-/// so a count serves again for a while. `None`: the limit is not known.
+/// The number of mappings of the process, or an upper estimate. Counting them takes about a
+/// millisecond per thousand, so a count serves again for a while. `None`: the limit is not known.
 fn mappings_soon() -> Result<Option<MappingCount>, Error> {
-    /// How many mappings others may have made meanwhile, as an estimate: calls that map exclude each
+    /// How many mappings other threads may have made since the count. Calls that map exclude each
     /// other in the kernel and take about a microsecond, and few of them make more than two.
     const SINCE: usize = 2 * Fresh::<MappingCount>::NS as usize / 1000;
     let estimate = |last: &MappingCount| MappingCount {
@@ -171,26 +173,26 @@ fn count_mappings() -> Result<Option<MappingCount>, Error> {
     Ok(Some(count))
 }
 
-/// Refuses a job that would begin within a few mappings of the process' limit: it would fail page
-/// by page instead.
+/// The room for mappings that a job has. Refuses a job that would begin within a few mappings of
+/// the process' limit, because it would fail page by page.
 pub(super) fn mapping_headroom(
     claimed: &[Claimed],
     threads: usize,
     page: PageSize,
 ) -> Result<Headroom, Error> {
-    // Each area under way splits a mapping of the region (two more). Those of hugetlb pages stay
-    // apart for a while.
+    // Each area under way splits a mapping of the region into three. Hugetlb pages keep mappings of
+    // their own for a while.
     let mut demand = Demand {
         always: 2 * threads + 16,
         legs: claimed.iter().map(Claimed::leg_count).sum(),
         in_parts: None,
     };
-    // A look at attributes duplicates that many mappings at most, for a moment. One is among those
-    // that are always needed.
+    // A look at attributes duplicates so many mappings at most, for a moment. One of them is among
+    // those counted already.
     demand.always += demand.legs.min(MOST_DUPLICATES).saturating_sub(1);
     if page.is_hugetlb() {
         let pages: Vec<u64> = claimed.iter().map(Claimed::moving_pages).collect();
-        // Regions that have leapt before have theirs already.
+        // Regions that have leapt before have these mappings already.
         let (blocks, apart) = mappings_apart(&pages);
         demand.always += (blocks as usize).saturating_sub(observe::pool_mapping_count()?);
         demand.always += apart as usize;
@@ -240,7 +242,7 @@ mod tests {
     #[test]
     #[cfg(not(any(loom, shuttle, miri)))]
     fn a_limit_that_was_raised_since_the_last_count_serves_at_once() {
-        // What a job left that was refused under a lower limit.
+        // The count of a job that was refused under a lower limit.
         let refused = MappingCount { in_use: 50, limit: 70, is_estimate: false };
         COUNTED.put(refused, monotonic_ns());
         let found = room_for(Demand { always: 20, legs: 1, in_parts: None }).unwrap();
@@ -256,7 +258,7 @@ mod tests {
         assert!(headroom(2020, demand).is_some_and(|room| room.most_vacated == usize::MAX));
         let parts = headroom(2019, demand).unwrap();
         assert_eq!(parts, Headroom { most_pieces: 1997 / 24, most_vacated: 1997 / 8 });
-        // Both generations of vacated pieces, and all that is left behind, take at most half.
+        // Both generations of vacated pieces, and all pieces left behind, take at most half.
         for left in 0..2020 {
             let Some(Headroom { most_pieces, most_vacated }) = headroom(left, demand) else {
                 assert!(left < 22 + 8 * LEAST_VACATED, "{left}");

@@ -1,4 +1,4 @@
-//! What outlives a job, if the user wants that: threads and trackers.
+//! [`MigrationContext`] keeps threads and trackers between jobs, if the user wants that.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -8,20 +8,22 @@ use crate::backend::{Ability, Backend, Call, Errno};
 use crate::job::lasting::LastingThreads;
 use crate::sync::{Mutex, lock};
 
-/// Keeps what jobs need beside their frames for the next one: their threads, and the descriptors
-/// through which the kernel tells of writes and holds threads up (userfaultfd). Many small jobs, one
-/// after the other, then take microseconds each. Without one, each job makes its own, and the process
-/// has no thread and no descriptor of the library between two jobs.
+/// Keeps threads and descriptors of one job for the next, so that many small jobs, one after the
+/// other, take microseconds each. The descriptors are userfaultfds with their companions, through
+/// which the kernel reports writes and blocks threads. Without a context each job makes its own,
+/// and between two jobs the process has no thread and no descriptor of the library.
 ///
 /// Nothing is made before the first job needs it. Then there are about as many threads as jobs have
-/// run at the same time, and up to three more that read the kernel's messages, and at most ten
-/// descriptors. Between jobs the threads sleep. Jobs of several threads may use it at the same time.
-/// Dropping it does not wait for running jobs; what they use goes when they end.
+/// run at the same time, up to three more that read the kernel's messages, and at most ten
+/// descriptors. Between jobs the threads sleep. Jobs of several threads may use it at the same
+/// time. Dropping it does not wait for running jobs; their threads and descriptors go when they
+/// end.
 ///
-/// A job that a kept thread runs inherits scheduling policy, nice value, memory policy and cgroup from
-/// the thread that started the job for which the kept thread was made, and not from the thread that
-/// starts this job; of the affinity the same is true. In a child made by `fork` it keeps nothing: each
-/// job makes its own, and dropping the context there ends nothing of the parent.
+/// A kept thread keeps the scheduling policy, nice value, affinity, memory policy and cgroup that
+/// it inherited when it was made, from the thread that started the job then. So a later job runs
+/// with these, and not with those of the thread that starts it. In a child made by `fork` the
+/// context keeps nothing: each job makes its own, and dropping the context there ends nothing of
+/// the parent.
 ///
 /// ```no_run
 /// # use pageleap::{Migration, MigrationContext, Pool, Region};
@@ -68,8 +70,8 @@ impl fmt::Debug for MigrationContext {
 impl Drop for MigrationContext {
     fn drop(&mut self) {
         if !self.is_of_this_process() && self.trackers.try_lock().is_err() {
-            // At the time of the `fork` another thread was changing the list: it may be half-changed.
-            // The descriptors close with the child.
+            // Another thread was changing the list at the time of the `fork`, so it may be
+            // half-changed. Its descriptors close with the child.
             let trackers = self.trackers.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::forget(std::mem::take(trackers));
         }
@@ -77,12 +79,12 @@ impl Drop for MigrationContext {
 }
 
 impl MigrationContext {
-    /// Makes one that keeps nothing yet.
+    /// Makes a context that keeps nothing yet.
     pub fn new() -> MigrationContext {
         MigrationContext { threads: LastingThreads::default(), trackers: Mutex::default() }
     }
 
-    /// Whether this is the process that made it, whose threads and trackers it keeps.
+    /// Whether this process made the context, and not a parent of it.
     pub(super) fn is_of_this_process(&self) -> bool {
         self.threads.are_of_this_process()
     }
@@ -91,8 +93,8 @@ impl MigrationContext {
         &self.threads
     }
 
-    /// A kept tracker of an ability, or a new one, which is kept then. One whose descriptors other
-    /// code has closed is not kept any longer.
+    /// Returns a tracker of this ability: a kept one, or a new one, which is kept from then on. A
+    /// tracker whose descriptors other code has closed is no longer kept.
     pub(super) fn tracker(
         &self,
         backend: &Arc<dyn Backend>,

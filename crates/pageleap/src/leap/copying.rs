@@ -1,10 +1,10 @@
 //! The fastest way to copy between two nodes, found by a trial.
 //!
 //! Which loop is fastest depends on the machine: where memory is slow, streaming stores win, and
-//! where it is fast, the C library's `memcpy` in small steps. A trial copies pieces of a job's own
-//! pages into the frames that they will get, before the first attempt. So it needs no memory of its
-//! own, and measures the memory, the page tables and the CPUs of the job. What it copies is worth
-//! nothing: each area is copied again. A trial is made once for each pair of nodes, and takes some
+//! where it is fast, the C library's `memcpy` in small steps. Before the first attempt a trial
+//! copies pieces of the job's own pages into the frames that they will get. So it needs no memory
+//! of its own, and measures the memory, the page tables and the CPUs of the job. Its copies are not
+//! used: each area is copied again. A trial is made once for each pair of nodes, and takes some
 //! milliseconds.
 //!
 //! The pieces lie apart and each is copied once, so a trial finds none of them in a cache because
@@ -42,10 +42,11 @@ const TRIAL_BYTES: usize = ROUNDS * COPY_METHODS.len() * PIECE;
 /// Bytes that jobs move between two nodes before a trial is worth its time: eight times as much as
 /// it copies.
 const WORTH_BYTES: u64 = 8 * TRIAL_BYTES as u64;
-/// Another method than the default has to be faster by this part: less is noise.
+/// The least gain by which another method replaces the default: one part in this many. Less is
+/// noise.
 const GAIN: u64 = 32;
 
-/// Where a trial copies.
+/// The memory in which a trial copies: the start of both ranges, and their length.
 #[derive(Clone, Copy)]
 struct Ground {
     src: usize,
@@ -60,25 +61,25 @@ impl Ground {
     }
 }
 
-/// What is known of a pair of nodes.
+/// The state of a pair of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
-    /// The bytes that the default method has moved, or was to move.
+    /// No trial yet: the bytes that the default method has moved, or was to move.
     Bytes(u64),
     /// The winner of the trial.
     Method(CopyMethod),
 }
 
-/// What is known of all pairs of nodes.
+/// The state of all pairs of nodes.
 struct Choices(std::sync::Mutex<BTreeMap<(NodeId, NodeId), Known>>);
 
-/// What is known in this process.
+/// The choices of this process.
 static CHOICES: Choices = Choices(std::sync::Mutex::new(BTreeMap::new()));
 
 impl Choices {
     /// The method for a job that moves `bytes` bytes between two nodes, and whether a trial has
-    /// found it. `trial` makes the trial, if this job has a place for it; no other job makes one
-    /// meanwhile.
+    /// found it. `trial` makes the trial; `None` if this job has no memory for one. Meanwhile no
+    /// other job makes one.
     fn choose(
         &self,
         pair: (NodeId, NodeId),
@@ -107,7 +108,7 @@ fn fastest(rounds: &[[u64; COPY_METHODS.len()]]) -> CopyMethod {
     let median = |method: usize| {
         let mut times: Vec<u64> = rounds.iter().map(|times| times[method]).collect();
         times.sort_unstable();
-        // Of an even number the lower one: what disturbs a copy makes it slower.
+        // Of an even number the lower one, because a disturbance only makes copies slower.
         times[(times.len() - 1) / 2]
     };
     let best = (0..COPY_METHODS.len()).filter(|_| !rounds.is_empty()).min_by_key(|at| median(*at));
@@ -118,8 +119,8 @@ fn fastest(rounds: &[[u64; COPY_METHODS.len()]]) -> CopyMethod {
     }
 }
 
-/// Chooses a method for each leg, and tells the books which one. Makes a trial for each pair of
-/// nodes of which nothing is known, if the job is large enough. Called before the first
+/// Chooses a method for each leg, and returns them with the uses for the report. If the job is
+/// large enough, it makes a trial for each pair of nodes that has had none. Called before the first
 /// attempt, on the CPUs of the destination. `may_try`: whether it may make trials.
 pub(super) fn choose_methods(site: &Site, may_try: bool) -> (Vec<CopyMethod>, Vec<CopyUse>) {
     if !site.backend().is_host_memory() {
@@ -204,7 +205,7 @@ mod tests {
             (times[0], times[MEMCPY]) = (default, memcpy);
             times
         };
-        // This is how x86-64 begins.
+        // x86-64 begins with this method.
         let chosen = |rounds: &[_]| {
             let method = fastest(rounds);
             COPY_METHODS.iter().position(|of| *of == method)
@@ -216,7 +217,7 @@ mod tests {
         assert_eq!(chosen(&[times(500, 400)]), Some(MEMCPY));
         assert_eq!(chosen(&[times(500, 490)]), Some(0), "that is noise");
         assert_eq!(chosen(&[times(400, 500)]), Some(0));
-        // One disturbed copy, and one that was lucky, change nothing.
+        // One disturbed copy and one lucky copy change nothing.
         let rounds = [times(500, 400), times(500, 9000), times(500, 410), times(10, 400)];
         assert_eq!(chosen(&rounds), Some(MEMCPY));
         // A method that was not tried never wins.

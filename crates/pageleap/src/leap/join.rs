@@ -1,8 +1,8 @@
-//! Joining mappings that the kernel does not join by itself: those of hugetlb pages, of which each
-//! area leaves one behind.
+//! Joins mappings of hugetlb pages. The kernel merges neighbouring mappings (VMAs) of other memory,
+//! but not these, and each area leaves one behind.
 //!
-//! One call maps a block again, as one mapping, to the frames that it maps already. While the call
-//! lasts, threads that touch the block wait: some 2 us for each of its pages.
+//! One call maps a block again, as one mapping, to the same frames. While the call lasts, threads
+//! that touch the block wait: some 2 us for each of its pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -21,17 +21,18 @@ use crate::observe::Attributes;
 use crate::pool::{Run, Share};
 use crate::sync::{Mutex, lock, monotonic_ns};
 
-/// Pages of a block, which is aligned to as many: 256 MB of 2 MB pages, so that a TB takes 4096
-/// mappings of the 65,530 that a process has by default (`vm.max_map_count`), and a window some 250
-/// us.
+/// Pages of a block, and its alignment in pages. 128 pages of 2 MB are 256 MB, so a TB takes 4096
+/// mappings of the 65,530 that a process has by default (`vm.max_map_count`), and a window takes
+/// some 250 us.
 const BLOCK: u64 = 128;
 
-/// As many pages at most wait for their neighbours, each in a mapping of its own; then what there
-/// is is joined.
+/// The most pages that wait for their neighbours, each in a mapping of its own. Beyond that, blocks
+/// are joined before they are complete.
 const MOST_APART: u64 = 1024;
 
-/// How many mappings hugetlb pages become that one job moves, for the pages of each of its ranges:
-/// those that stay, one for each block, and those that wait for their neighbours meanwhile.
+/// How many mappings a job makes of hugetlb pages, by the number of pages of each of its ranges:
+/// those that stay, one for each block, and those of pages that wait for their neighbours
+/// meanwhile.
 pub fn mappings_apart(pages: &[u64]) -> (u64, u64) {
     let blocks = pages.iter().map(|pages| pages.div_ceil(BLOCK)).sum();
     let all: u64 = pages.iter().sum();
@@ -41,7 +42,7 @@ pub fn mappings_apart(pages: &[u64]) -> (u64, u64) {
 /// A block of an item's pages: by the item's index, and counted from the region's start.
 type Block = (usize, u64);
 
-/// Which blocks are to be joined, and when. Pure bookkeeping.
+/// The blocks that are to be joined, and when. Makes no calls.
 #[derive(Debug, Default)]
 struct Unjoined {
     blocks: BTreeMap<Block, Left>,
@@ -55,7 +56,7 @@ struct Unjoined {
 
 #[derive(Debug)]
 struct Left {
-    /// Pages that have not been dealt with.
+    /// Pages that have neither moved nor been given up.
     pages: u64,
     /// Pages that have moved since it was joined.
     apart: u64,
@@ -64,8 +65,7 @@ struct Left {
 }
 
 impl Unjoined {
-    /// All pages of some legs, none of which has been dealt with: for each leg its item and its
-    /// pages.
+    /// Begins with all pages of some legs; for each leg, its item and its pages.
     fn new(legs: impl Iterator<Item = (usize, Range<u64>)>) -> Self {
         let mut blocks: BTreeMap<Block, Left> = BTreeMap::new();
         for (index, (item, pages)) in legs.enumerate() {
@@ -82,7 +82,8 @@ impl Unjoined {
         Unjoined { blocks, ..Unjoined::default() }
     }
 
-    /// Pages of an item have moved, or will not. Returns the blocks that are to be joined now.
+    /// Notes that pages of an item have moved, or will not move. Returns the blocks that are to be
+    /// joined now.
     fn dealt_with(&mut self, item: usize, pages: &Range<u64>, moved: bool) -> Vec<Block> {
         let mut complete = Vec::new();
         for (block, pages) in parts(pages) {
@@ -111,7 +112,7 @@ impl Unjoined {
     }
 }
 
-/// The blocks of a range of pages, with how many of them are in each.
+/// The blocks of a range of pages, and how many of the pages each has.
 fn parts(pages: &Range<u64>) -> impl Iterator<Item = (u64, u64)> {
     let Range { start, end } = *pages;
     (start / BLOCK..end.div_ceil(BLOCK))
@@ -121,11 +122,11 @@ fn parts(pages: &Range<u64>) -> impl Iterator<Item = (u64, u64)> {
 /// Joins the mappings of one job.
 pub(super) struct Joiner {
     unjoined: Mutex<Unjoined>,
-    /// How workers run before others in windows in which mappings are joined, if they do.
+    /// The priority of workers in windows in which mappings are joined, if it is raised.
     hurries: OnceLock<Haste>,
 }
 
-/// What a thread joins mappings with.
+/// The resources with which a thread joins mappings.
 #[derive(Clone, Copy)]
 pub(super) struct Joining<'a> {
     pub(super) site: &'a Site,
@@ -135,25 +136,25 @@ pub(super) struct Joining<'a> {
 }
 
 impl Joiner {
-    /// For the legs of a job. Nothing has to be joined but mappings of hugetlb pages.
+    /// Makes a joiner for the legs of a job. Only mappings of hugetlb pages have to be joined.
     pub(super) fn new(legs: &[Leg], hugetlb: bool) -> Joiner {
         let apart = legs.iter().filter(|_| hugetlb).map(|leg| (leg.item, leg.pages.clone()));
         Joiner { unjoined: Mutex::new(Unjoined::new(apart)), hurries: OnceLock::new() }
     }
 
-    /// How workers run before others while they join, from now on.
+    /// Raises the priority of workers while they join, from now on.
     pub(super) fn hurry(&self, haste: Haste) {
         self.hurries.get_or_init(|| haste);
     }
 
-    /// Pages of an item have moved, or will not.
+    /// Notes that pages of an item have moved, or will not move.
     pub(super) fn dealt_with(&self, item: usize, pages: &Range<u64>, moved: bool) {
         let unjoined = &mut *lock(&self.unjoined);
         let due = unjoined.dealt_with(item, pages, moved);
         unjoined.due.extend(due);
     }
 
-    /// Joins blocks of which nothing is being moved any more.
+    /// Joins blocks of which no page is being moved any more.
     pub(super) fn join_due(&self, with: Joining<'_>) {
         let due = std::mem::take(&mut lock(&self.unjoined).due);
         for block in due {
@@ -163,8 +164,8 @@ impl Joiner {
         }
     }
 
-    /// Joins the rest, when nothing is moved any more: blocks that have not been completed, and once
-    /// more those for which a call was refused.
+    /// Joins the rest, when nothing is moved any more: blocks that have not been completed, and
+    /// once more the blocks for which a call was refused.
     pub(super) fn join_rest(&self, with: Joining<'_>) {
         let blocks = {
             let unjoined = &mut *lock(&self.unjoined);
@@ -177,9 +178,9 @@ impl Joiner {
         }
     }
 
-    /// Makes one mapping of those of a block that the kernel could join, if it did that. Where
-    /// pages came from several runs of frames they are several legs. Returns whether no call was
-    /// refused.
+    /// Makes one mapping of those mappings of a block that have consecutive frames and equal
+    /// attributes. Pages that came from several runs of frames are several legs. Returns whether
+    /// all calls succeeded.
     fn join_block(&self, with: Joining<'_>, (item, block): Block) -> bool {
         let Joining { site, looks, .. } = with;
         let region = site.region(item);
@@ -244,14 +245,15 @@ impl Joiner {
         let mut counters = Counters::default();
         let haste = self.hurries.get().copied();
         let closed_at = monotonic_ns();
-        // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has
-        // to do with it any more.
+        // SAFETY: the span is claimed and maps exactly these frames already, so no worker uses it
+        // any more.
         let (joined, restored) = unsafe {
             map_again(&site.tools(slot), &span, (mapping, alias), haste, &mut counters, || {
                 restore_attributes(site.backend(), attributes, &span, false)
             })
         };
-        // As every window: nobody waits longer than from before the first call to after the last.
+        // As for every window: no thread waits longer than from before the first call to after the
+        // last.
         counters.window_ns = monotonic_ns() - closed_at;
         books.add(&counters);
         if joined == Ok(Source::Alias) {

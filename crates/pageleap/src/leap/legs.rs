@@ -1,4 +1,4 @@
-//! From ranges to legs: consecutive pages that move to consecutive frames, with equal attributes.
+//! Cuts ranges into legs: consecutive pages that move to consecutive frames, with equal attributes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,17 +18,18 @@ pub(crate) struct Leg {
     pub(crate) item: usize,
     /// Pages of the region.
     pub(crate) pages: Range<u64>,
-    /// Whose frames they leave.
+    /// The share whose frames they leave.
     pub(crate) from: Share,
     /// The frame that the first page leaves.
     pub(crate) from_frame: u64,
-    /// Whose frames they get.
+    /// The share whose frames they get.
     pub(crate) to: Share,
     /// The destination's frame for the first page.
     pub(crate) to_frame: u64,
-    /// Where the page tables belong that map them then; `None` if it makes no difference.
+    /// The node to which the page tables belong that map them then; `None` if it makes no
+    /// difference.
     pub(crate) tables: Option<NodeId>,
-    /// What the user has set on them.
+    /// The attributes that the user has set on them.
     pub(crate) attributes: Attributes,
     /// Whether page tables can be exchanged: the alias has been given the attributes.
     pub(crate) exchange: bool,
@@ -48,13 +49,14 @@ impl Leg {
 
     /// Whether the alias of the destination's frames may get the attributes of the pages.
     fn may_exchange(&self) -> bool {
-        // There is no advice that takes this one back, and the alias must not keep it. Nor must it
-        // lose its access for good: pages that their user may not read are read through it.
+        // No `madvise` takes advice on huge pages back, and the alias must not keep it. Nor must
+        // the alias lose its access for good: pages that their user may not read are read through
+        // it.
         self.attributes.huge_pages.is_none() && self.attributes.prot.readable()
     }
 
-    /// Gives the alias of some of the frames the attributes of the pages. Access stays as it is
-    /// until the commit: the copy needs it.
+    /// Gives the alias of some of the frames the attributes of the pages. Its access stays until
+    /// the commit, because the copy needs it.
     pub(crate) fn lend_attributes(&self, run: Run) -> Result<(), Errno> {
         let (addr, len) =
             (self.to.0.alias_of(run.first), run.frames as usize * self.to.page_size().bytes());
@@ -83,8 +85,8 @@ pub(crate) fn check_descriptors(claimed: &[Claimed]) -> Result<(), Error> {
     shares.values().try_for_each(Share::check_descriptor)
 }
 
-/// Lends the aliases of all legs' frames the attributes of their pages, and notes whose page tables
-/// can be exchanged. Frames of several legs that lie together get them by one call.
+/// Lends the aliases of all legs' frames the attributes of their pages, and notes for which legs
+/// page tables can be exchanged. One call serves neighbouring frames of several legs.
 pub(crate) fn lend_aliases(claimed: &mut [Claimed]) {
     let mut legs: Vec<&mut Leg> = claimed.iter_mut().flat_map(|one| &mut one.legs).collect();
     legs.retain(|leg| leg.may_exchange());
@@ -106,8 +108,8 @@ pub(crate) struct Claimed {
     pub(crate) claim: Claim,
     to: Target,
     pub(crate) legs: Vec<Leg>,
-    /// Frames taken from the destination that no page maps yet, by their share's number and the
-    /// first of them.
+    /// Frames taken from the destination that no page maps yet, by their share's id and the first
+    /// frame.
     unused: BTreeMap<(u64, u64), (Share, Run)>,
 }
 
@@ -125,8 +127,8 @@ impl Claimed {
         Ok(Claimed { claim, to, legs: Vec::new(), unused: BTreeMap::new() })
     }
 
-    /// The extents that have to move, by the share whose frames they get, and where their page
-    /// tables belong then.
+    /// The extents that have to move, with the share whose frames they get and the node to which
+    /// their page tables belong then.
     fn parts(&self) -> Vec<(Vec<Extent<Share>>, Share, Option<NodeId>)> {
         let pages = self.claim.region().pages(&self.claim.range());
         let extents = lock(&self.claim.region().extents);
@@ -137,15 +139,15 @@ impl Claimed {
         parts.collect()
     }
 
-    /// Adds the frames that it takes.
+    /// Adds the number of frames that the range takes.
     pub(crate) fn add_needs(&self, needs: &mut Needs) {
         for (moving, to, _) in self.parts() {
             moving.iter().for_each(|extent| needs.add(&to, extent.pages.end - extent.pages.start));
         }
     }
 
-    /// Takes frames for those pages that have to move. `attributes` are those of at least this
-    /// range.
+    /// Takes frames for the pages that have to move, and makes the legs. `attributes` cover at
+    /// least this range.
     pub(crate) fn plan(
         &mut self,
         attributes: &[AttributeRun],
@@ -171,8 +173,8 @@ impl Claimed {
         Ok(())
     }
 
-    /// Refuses a range whose attributes change within a page. Transparent huge pages allow that,
-    /// and a leap moves whole pages.
+    /// Refuses a range whose attributes change within a page. The kernel allows that for
+    /// transparent huge pages, but a leap moves whole pages.
     fn check_whole_pages(&self, attributes: &[AttributeRun]) -> Result<(), Error> {
         let (inner, range) = (self.claim.region(), self.claim.range());
         let inside = inner.start + range.start + 1..inner.start + range.end;
@@ -238,10 +240,10 @@ impl Claimed {
         self.legs.len()
     }
 
-    /// Gives back the frames that no page has come to map.
+    /// Gives back the frames that no page maps.
     pub(crate) fn give_back_unused(&mut self) {
-        // A failure keeps the frames out of circulation until the pool's next attempt; there is
-        // nobody to tell.
+        // After a failure the frames stay out of circulation until the pool tries again. There is
+        // nobody to report it to.
         let mut runs: Vec<(Share, Run)> = Vec::new();
         for (share, run) in std::mem::take(&mut self.unused).into_values() {
             match runs.last_mut() {
@@ -254,7 +256,7 @@ impl Claimed {
         runs.into_iter().for_each(|(share, run)| drop(share.give_back(run)));
     }
 
-    /// Notes that pages map these frames of a share now.
+    /// Notes that pages now map these frames of a share.
     pub(crate) fn mark_used(&mut self, share: &Share, used: Run) {
         let before = self.unused.range(..=(share.id(), used.first)).next_back();
         let key = *before.expect("frames of this range").0;
@@ -273,7 +275,7 @@ impl Claimed {
 struct NewFrames<'a> {
     share: &'a Share,
     first: u64,
-    /// Where the page tables belong that map them then.
+    /// The node to which the page tables belong that map them then.
     tables: Option<NodeId>,
 }
 
@@ -281,7 +283,7 @@ fn unused(share: &Share, run: Run) -> ((u64, u64), (Share, Run)) {
     ((share.id(), run.first), (share.clone(), run))
 }
 
-/// Those of `all`, which are in order and disjoint, that overlap `pages`.
+/// The elements of `all`, which are in order and disjoint, that overlap `pages`.
 fn overlapping<'a, T>(
     all: &'a [T],
     pages: &Range<u64>,

@@ -1,4 +1,4 @@
-//! Migrations of regions: what to move where, and the job that moves it.
+//! Migrations of regions: [`Migration`] describes one, and starting it makes a job.
 //!
 //! [`Migration::start`] checks the arguments ([`check`]), claims the ranges and takes frames of the
 //! destination ([`legs`]). It then chooses the engine and starts a job with a mover of frames
@@ -111,7 +111,8 @@ pub struct Migration<'a> {
     wait_budget: Duration,
     rate_limit: Option<u64>,
     context: Option<&'a MigrationContext>,
-    /// In place of what the process has mappings for, in tests.
+    /// The most pieces of vacated frames that may wait for the end of the job. Set by tests only;
+    /// otherwise the number of mappings that the process can spare decides.
     most_vacated: Option<usize>,
 }
 
@@ -188,10 +189,11 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// Sets the most rounds in which an engine that follows writes ([`Engine::follows`]) copies again
-    /// what was written since the first copy of an area. Default: 4. After these rounds the engine
-    /// closes the area and copies the rest, however much that is, so an area moves however fast
-    /// threads write. With 0, it closes the area after the first copy.
+    /// Sets the most rounds of pre-copy after the first copy of an area. In each round an engine
+    /// that follows writes ([`Engine::follows`]) copies the pages that were written since the last
+    /// copy. Default: 4. After these rounds the engine closes the area and copies the rest, however
+    /// much that is, so an area moves however fast threads write. With 0, it closes the area after
+    /// the first copy.
     pub fn max_rounds(mut self, rounds: u32) -> Self {
         self.max_rounds = rounds;
         self
@@ -215,9 +217,9 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// Sets how long the job waits for guards ([`Region::pin`]) once everything else has moved and
-    /// no guard goes. Default: one second. Pages that are still guarded then stay where they are,
-    /// and are reported as [`PageOutcome::Busy`](crate::PageOutcome::Busy).
+    /// Sets how long the job waits for guards ([`Region::pin`]) to be dropped once everything else
+    /// has moved. Default: one second. Pages that are still guarded then stay where they are, and
+    /// are reported as [`PageOutcome::Busy`](crate::PageOutcome::Busy).
     ///
     /// Each piece that guards keep in place costs some mappings. If the process has too few
     /// mappings to spare, pages between guards stay too.
@@ -227,9 +229,10 @@ impl<'a> Migration<'a> {
     }
 
     /// Sets the longest time for which a thread of the process should wait for the job. Default:
-    /// one millisecond. Engines that follow writes adapt two sizes to it, from what the job
-    /// measures: that of an area, and that of the rest copied in a window. Areas that are closed
-    /// before they are copied are so large that their copy takes three tenths of it.
+    /// one millisecond. Engines that follow writes adapt two sizes to it, from times that the job
+    /// measures: the size of an area, and how many dirty pages are left to copy in the window. An
+    /// area that is closed before it is copied is so large that its copy takes three tenths of the
+    /// budget.
     ///
     /// Areas have at least 2 MB where page tables move along, so the least budget that `stop-copy`
     /// keeps there is some two times the time in which 2 MB are copied: 0.3 ms at 16 GB/s, 0.9 ms
@@ -245,9 +248,9 @@ impl<'a> Migration<'a> {
 
     /// Sets the most bytes per second that the job copies, all threads and repeated copies
     /// together. Default: no limit. Each thread may be ahead of the limit by one attempt on an
-    /// area. That area is as large as [`Migration::area_bytes`] says. By default, it is 2 MB, a
-    /// page, or what the rate copies in 10 ms, whichever is most. The job does not make up for time
-    /// in which it could copy nothing.
+    /// area. That area is as large as [`Migration::area_bytes`] says. By default, it is the largest
+    /// of 2 MB, a page, and the bytes that the rate allows in 10 ms (up to 16 MB). The job does not
+    /// make up for time in which it could copy nothing.
     pub fn rate_limit(mut self, bytes_per_s: u64) -> Self {
         self.rate_limit = Some(bytes_per_s);
         self
@@ -272,23 +275,24 @@ impl<'a> Migration<'a> {
     /// ([`Phase::Recycling`](crate::Phase::Recycling)). It waits for such frames, some 50 ms per
     /// GB.
     ///
-    /// The job's threads inherit what threads inherit from the calling thread. The library changes
-    /// some of it, for its own threads only:
+    /// The job's threads inherit their scheduling, affinity, memory policy and cgroup from the
+    /// calling thread. The library changes some of these, for its own threads only:
     ///
-    /// * **Scheduling policy and nice value.** If these are below those of ordinary threads
-    ///   (SCHED_IDLE, SCHED_BATCH, a nice value above 0), only copies are made so for which nobody
-    ///   waits; otherwise the job's threads are ordinary ones. If the process may not raise them
-    ///   (CAP_SYS_NICE, or an RLIMIT_NICE of 20), [`Report::warnings`](crate::Report::warnings) says
-    ///   so. While threads of the program wait for a page, the job runs before ordinary threads
-    ///   (SCHED_FIFO) if it may. A real-time policy stays. A thread with SCHED_DEADLINE starts no
-    ///   job unless it has SCHED_FLAG_RESET_ON_FORK ([`Error::NoThread`]).
-    /// * **Affinity.** They run on those CPUs of the destination's node on which the calling thread
-    ///   may run. If there are none, they stay on the calling thread's CPUs, with a warning; if the
-    ///   node has no CPUs, without restriction.
-    /// * **Memory policy.** Only where their page tables are to lie on a node, they have a policy for
-    ///   that (`set_mempolicy`).
-    /// * **Cgroup.** Stays. A quota of CPU time (`cpu.max`) that runs out holds up a job, and who waits
-    ///   for it, except while it runs before ordinary threads.
+    /// * **Scheduling policy and nice value.** If the calling thread ranks below ordinary threads
+    ///   (SCHED_IDLE, SCHED_BATCH, a nice value above 0), the job ranks as low only while it makes
+    ///   copies for which nobody waits; otherwise its threads are ordinary ones. If the process may
+    ///   not raise them (CAP_SYS_NICE, or an RLIMIT_NICE of 20),
+    ///   [`Report::warnings`](crate::Report::warnings) says so. While threads of the program wait
+    ///   for a page, the job runs under SCHED_FIFO, before ordinary threads, if it may. A real-time
+    ///   policy stays. A thread with SCHED_DEADLINE starts no job unless it has
+    ///   SCHED_FLAG_RESET_ON_FORK ([`Error::NoThread`]).
+    /// * **Affinity.** The threads run on those CPUs of the destination's node on which the calling
+    ///   thread may run. If there are none, they stay on the calling thread's CPUs, with a warning;
+    ///   if the node has no CPUs, they run anywhere.
+    /// * **Memory policy.** Threads get a policy of their own (`set_mempolicy`) only where their
+    ///   page tables have to lie on a certain node.
+    /// * **Cgroup.** Stays. A quota of CPU time (`cpu.max`) that runs out holds up the job and the
+    ///   threads that wait for it, except while the job runs under SCHED_FIFO.
     ///
     /// # Errors
     /// An argument makes no sense, ranges overlap each other or a running job's, a destination has
@@ -298,17 +302,18 @@ impl<'a> Migration<'a> {
         self.prepare(false)?.start(context.map(MigrationContext::threads))
     }
 
-    /// Does what [`Migration::start`] and [`Job::wait`] do, and with one thread that copies does so in
-    /// the calling thread, if that may be: no thread has to be started and woken. With a
-    /// [`MigrationContext`], a job of one page takes some 0.1 ms (`docs/adr/0028`).
+    /// Does the same as [`Migration::start`] followed by [`Job::wait`]. If one thread copies, the
+    /// calling thread does the work itself where possible, because that saves starting and waking a
+    /// thread. With a [`MigrationContext`], a job of one page takes some 0.1 ms (`docs/adr/0028`).
     ///
     /// Meanwhile the calling thread blocks the signals that programs handle (not those that faults
     /// raise), and [`thread_is_ours`](crate::thread_is_ours) is true for it. It stays on its CPUs, and
     /// gets its memory policy back at the end. A thread of the job runs it instead if the calling
     /// thread has a low priority or SCHED_DEADLINE, or if its stack lies in the pages or beside them.
     ///
-    /// A guard that the calling thread holds ([`Region::pin`]) cannot go meanwhile: the job waits for
-    /// [`Migration::pin_patience`] in vain, and leaves the page where it is.
+    /// Hold no guard ([`Region::pin`]) on these pages: the calling thread cannot drop it meanwhile.
+    /// The job would wait for [`Migration::pin_patience`] in vain, and leave the pages where they
+    /// are.
     ///
     /// Nobody has a handle to cancel the job; [`Migration::timeout`] bounds it.
     ///
@@ -328,7 +333,8 @@ impl<'a> Migration<'a> {
         self.context.filter(|context| context.is_of_this_process())
     }
 
-    /// Checks everything, and makes the job ready. It may run in the calling thread if that `waits`.
+    /// Checks everything, and makes the job ready. If the caller `waits` for the job, it may run in
+    /// the calling thread.
     fn prepare(self, waits: bool) -> Result<Running<FrameMover>, Error> {
         let began = Instant::now();
         let (backend, page) = self.check_arguments()?;
@@ -350,7 +356,7 @@ impl<'a> Migration<'a> {
         let mut headroom = Headroom::UNLIMITED;
         if backend.is_host_memory() {
             headroom = check::mapping_headroom(&claimed, threads, page)?;
-            // One more may serve the tracker.
+            // One more thread may read the tracker's messages.
             check_address_space(&*backend, threads + 1)?;
         }
         let open = |ability| match self.kept() {
@@ -366,7 +372,7 @@ impl<'a> Migration<'a> {
         if engine.signals() && self.engine == EngineChoice::Auto && writable {
             warnings.push(Warning::system_calls_may_fail(&chosen.reason));
         }
-        // The writers of a hugetlb page wait for as long as its copy takes.
+        // The writers of a hugetlb page wait for as long as its copy takes, so all threads copy it.
         let together = threads > 1 && page.is_hugetlb();
         let slots = ClaimedSlot::claim(if together { 1 } else { threads }, threads)?;
         let (items, legs, areas) = items_and_legs(&mut claimed);
@@ -436,7 +442,7 @@ impl<'a> Migration<'a> {
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
         let first = self.first_area_bytes(page).min(engine.most_area_bytes(page));
         let areas = match engine.profile().areas {
-            // What is copied beside its writers is a page.
+            // Engines that follow writes move hugetlb pages one by one.
             Areas::Adaptive { .. } if page.is_hugetlb() => Areas::Fixed,
             areas => areas,
         };
@@ -454,12 +460,12 @@ impl<'a> Migration<'a> {
     /// The sizes of areas that are closed before they are copied.
     fn low_contention_pace(&self, page: PageSize, legs: &[Leg]) -> Pace {
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
-        // Threads wait for the whole copy: what the user has set is the most.
+        // Threads wait for the whole copy, so areas never get larger than the caller has set.
         let usual = DEFAULT_AREA_BYTES.max(page.bytes());
         let first = self.first_area_bytes(page).min(usual);
         let most =
             self.area_bytes.map_or(self.most_area_bytes(first), |set| set.min(LARGEST_AREA_BYTES));
-        // Page tables that are to lie on a node move as wholes, each of which maps 2 MB.
+        // If page tables have to lie on a node, whole page-table pages move. Each maps 2 MB.
         let tables_move = legs.iter().any(|leg| leg.tables.is_some());
         let least = if tables_move { first } else { first.min(LEAST_AREA_BYTES) };
         let base_pages = (page.bytes() / BASE_PAGE) as u64;
@@ -488,7 +494,7 @@ impl<'a> Migration<'a> {
     }
 }
 
-/// The most threads that copy `bytes` on a machine with `cpus`, where the caller has not set it.
+/// The default number of threads that copy `bytes` to nodes with `cpus` CPUs together.
 fn usual_threads(cpus: usize, bytes: usize) -> usize {
     (cpus / 4).min(bytes / DEFAULT_AREA_BYTES).clamp(1, 8)
 }
@@ -519,7 +525,7 @@ fn cpus_of(
 }
 
 /// Takes the frames for all pages that have to move. Returns whether any of the ranges is writable,
-/// and the look at their attributes.
+/// and the look at their attributes (its time and duration).
 fn take_frames(claimed: &mut [Claimed], page: PageSize) -> Result<(bool, Look), Error> {
     let at_ns = monotonic_ns();
     let attributes = check::attributes_of(claimed)?;
@@ -536,7 +542,7 @@ fn take_frames(claimed: &mut [Claimed], page: PageSize) -> Result<(bool, Look), 
     Ok((attributes.values().flatten().any(|run| run.attributes.prot.writable()), look))
 }
 
-/// What the job (items, areas) and its mover (legs) take over from the claimed ranges.
+/// Splits the claimed ranges into the parts for the job (items, areas) and for its mover (legs).
 fn items_and_legs(claimed: &mut [Claimed]) -> (Vec<Item>, Vec<Leg>, Vec<Area>) {
     let item = |one: &Claimed| {
         let region = one.claim.region();

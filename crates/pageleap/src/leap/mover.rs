@@ -58,7 +58,7 @@ use crate::region::{Extent, Owner};
 use crate::sync::{AtomicU64, Instant, Mutex, Ordering, lock};
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 
-/// What [`Migration`](super::Migration) has found out and decided before a job begins.
+/// The results of a [`Migration`](super::Migration)'s checks, from which its mover is made.
 pub(super) struct Prepared {
     pub(super) site: Site,
     pub(super) claimed: Vec<Claimed>,
@@ -70,13 +70,14 @@ pub(super) struct Prepared {
     pub(super) copies_together: bool,
     /// The nodes of the destinations.
     pub(super) nodes: BTreeSet<NodeId>,
-    /// The look at the attributes of all legs.
+    /// The reading of the attributes of all legs.
     pub(super) start_look: Look,
     /// How many pieces of vacated frames may wait for the end of the job.
     pub(super) most_vacated: usize,
-    /// After this many further copies of an area it is frozen anyway.
+    /// The most rounds of pre-copy of an area; after them it is frozen, however many pages are
+    /// dirty.
     pub(super) max_rounds: u32,
-    /// Whether a trial may find the fastest way to copy.
+    /// Whether a trial may measure which copy method is fastest.
     pub(super) may_try: bool,
     pub(super) began: Instant,
 }
@@ -85,7 +86,7 @@ pub(super) struct Prepared {
 pub(super) struct FrameMover {
     site: Site,
     claimed: Mutex<Vec<Claimed>>,
-    /// By claimed range: who holds pages while they are moved.
+    /// By claimed range: the owner under whose name its pages are held while they move.
     owners: Vec<Owner>,
     threads: Threads,
     trackers: Trackers,
@@ -97,7 +98,7 @@ pub(super) struct FrameMover {
     vacated: VacatedFrames,
     signals: Signals,
     descriptors: Descriptors,
-    /// How each leg is copied, from the moment when that is known.
+    /// The copy method of each leg, set before the first attempt.
     methods: OnceLock<Vec<CopyMethod>>,
     max_rounds: u32,
     may_try: bool,
@@ -110,13 +111,13 @@ pub(super) struct FrameMover {
     warned_of_tables: AtomicU64,
 }
 
-/// What a worker has of its own.
+/// A worker's own state.
 pub(super) struct Worker {
     slot: &'static Slot,
     tables: TablePolicy,
     traced: Traced,
     precedence: Precedence,
-    /// What it has read of a mapping, unless that is too old by now.
+    /// The attributes that it has read last, with their time.
     known: Option<Known>,
 }
 
@@ -161,20 +162,22 @@ impl FrameMover {
         Joining { site: &self.site, looks: &self.looks, slot, books }
     }
 
-    /// Lets calls withdraw pages that are not under way, or no longer. hugetlb pages that have moved
-    /// are mapped once more when their mappings are joined, so theirs are never withdrawn.
+    /// Allows or forbids calls to withdraw pages that are not under way. Pages of hugetlb memory
+    /// are never withdrawn, because pages that have moved are mapped once more when their mappings
+    /// are joined.
     fn set_open(&self, open: bool) {
         if !self.site.page.is_hugetlb() {
             lock(&self.claimed).iter().for_each(|one| one.claim.set_open(open));
         }
     }
 
-    /// How a leg is copied.
+    /// The copy method of a leg.
     fn method_of(&self, leg: usize) -> CopyMethod {
         self.methods.get().and_then(|all| all.get(leg)).copied().unwrap_or_default()
     }
 
-    /// Which engine moves an area, and what the attempt gets; or why the area stays.
+    /// Chooses the engine for an area, and makes the input of the attempt. An error says why the
+    /// area stays.
     fn plan(
         &self,
         traced: &Traced,
@@ -222,7 +225,7 @@ impl FrameMover {
         tables: TablePolicy,
     ) -> Result<(), (Call, Errno)> {
         if by.engine.needs().is_some() && work.following.is_none() {
-            // No thread could be started that reads the messages.
+            // No tracker: the thread that reads its messages could not be started.
             return Err(self.trackers.why_none());
         }
         aliases::prepare(place, work, tables.preferred())?;
@@ -236,8 +239,8 @@ impl FrameMover {
         Ok(())
     }
 
-    /// Sets again what the attempt has taken away of the span's attributes. Pages that stay are
-    /// mapped by huge pages again if the attempt has split these.
+    /// Restores the attributes of the span that the attempt has changed. If the attempt has split
+    /// huge mappings of pages that stay, these are mapped by huge entries again.
     fn restore(
         &self,
         slot: &'static Slot,
@@ -261,8 +264,7 @@ impl FrameMover {
         tell_lost(books, restored);
     }
 
-    /// What follows from an attempt for the pages of its area. `usable`: there can be a next
-    /// attempt.
+    /// The verdict on the pages of an area. `usable`: whether another attempt is possible.
     fn verdict(&self, ended: &AttemptEnd, work: &Work, present: &Present, usable: bool) -> Verdict {
         let refused = match ended.step {
             AttemptResult::Migrated => return Verdict::Moved,
@@ -278,7 +280,8 @@ impl FrameMover {
         if usable { refused } else { refused.given_up() }
     }
 
-    /// Pages have moved: who owns which frames now. Returns how many more extents the region has.
+    /// Records that an area's pages have moved: its new frames belong to the region, and its old
+    /// frames are vacated. Returns by how many extents the region has grown.
     fn note_moved(&self, place: &Place<'_>, area: &Area, old_alias: OldAlias) -> i64 {
         let Place { leg, region, old, new } = *place;
         let claimed = &mut *lock(&self.claimed);
@@ -304,7 +307,7 @@ impl Mover for FrameMover {
                 let (methods, uses) = choose_methods(&self.site, self.may_try);
                 self.methods.get_or_init(|| methods);
                 books.copied_by(uses);
-                // The trial reads pages of any leg.
+                // Only after the trial, which reads pages of any leg.
                 self.set_open(true);
                 work();
             });
@@ -327,10 +330,10 @@ impl Mover for FrameMover {
     }
 
     /// Stops the job if the cpuset no longer allows one of the nodes to which it moves pages. An
-    /// administrator who changes the cpuset wants this process off that node. The kernel moves the
-    /// pages on that have moved already.
+    /// administrator who changes the cpuset wants this process off that node. The kernel itself
+    /// moves the pages that have already arrived there.
     fn may_go_on(&self, books: Books<'_>) -> Result<(), Stop> {
-        /// Where a seccomp filter refuses the cheap call, a look takes some 80 us.
+        /// Where a seccomp filter refuses the cheap call, a check takes some 80 us.
         const EVERY_NS: u64 = 25_000_000;
         let now = self.began.elapsed().as_nanos() as u64;
         let seen = self.cpuset_seen_ns.load(Ordering::Relaxed);
@@ -355,7 +358,7 @@ impl Mover for FrameMover {
         let by = AreaEngine { engine: self.trackers.engine(), why: Why::AsChosen };
         let area = &self.trackers.look_for_tracer(&mut worker.traced, area);
         let region = self.site.region(area.item);
-        // The first look takes a second, in which these pages must not be busy.
+        // Made before these pages count as busy, because the first check takes a second.
         if by.engine.signals() {
             self.signals.look_for_threads_that_block(self.backend());
         }
@@ -367,12 +370,12 @@ impl Mover for FrameMover {
             Ok(moving) => moving,
             Err(kept) => return AreaOutcome::kept(by, kept, Reason::Guarded),
         };
-        // After the guards, for the same reason.
+        // After the guards, because pages that stay need no attributes.
         let present = match self.looks.present(&self.site, &mut worker.known, area) {
             Ok(present) => present,
             Err((pages, why)) => return AreaOutcome::not_made(by, pages, Verdict::Changed(why)),
         };
-        // Those behind them are tried next.
+        // The pages behind these are tried next.
         let area = &area.with_pages(present.pages.clone());
         let place = self.site.place(area);
         let (wanted, warned) = (place.leg.tables, &self.warned_of_tables);
@@ -400,7 +403,8 @@ impl Mover for FrameMover {
             Err((call, errno)) => AttemptEnd::refused(by.engine, &work, call, errno),
         };
         ended.after.split |= work.maybe_split;
-        // A writer may have had an area closed for its copy that was not to be.
+        // A writer may have made the engine close an area for its copy, although that was not
+        // planned.
         if ended.counters.hurried && (closes_for_copy || ended.counters.held) {
             worker.precedence.spend(ended.counters.window_ns);
         }
@@ -414,7 +418,8 @@ impl Mover for FrameMover {
             // Also if another engine than the job's was refused: it may be the same call.
             terms.books.not_followed(why.to_string());
         }
-        // What the kernel refuses of another mapping says nothing of ours.
+        // If the program has changed the mapping, a refusal says nothing about exchanges in
+        // general.
         if ended.after.exchange_unsupported && !matches!(verdict, Verdict::Changed(_)) {
             self.exchange_unsupported.store(1, Ordering::Relaxed);
         }
@@ -454,7 +459,7 @@ impl Mover for FrameMover {
     }
 
     fn finish(self, books: Books<'_>, moved: &mut dyn FnMut()) {
-        // From here on no call takes pages away.
+        // From here on no call can withdraw pages.
         self.set_open(false);
         let FrameMover { site, claimed, vacated, slots, trackers, .. } = self;
         let claimed = claimed.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -467,7 +472,7 @@ impl Mover for FrameMover {
     }
 }
 
-/// What an attempt tells the job.
+/// The outcome of an attempt, as its job gets it.
 fn outcome(
     area: &Area,
     verdict: Verdict,
@@ -478,20 +483,20 @@ fn outcome(
     let AttemptEnd { mut counters, telling, disturbed, .. } = ended;
     let has_moved = verdict == Verdict::Moved;
     let telling = match by.why {
-        // Its copy is what the pace is about.
+        // The pace of such areas depends on their copies, so an attempt tells only if it has moved.
         Why::LowContention => has_moved,
-        // Nobody knows how many of those who waited would have written.
+        // It is not known how many of the threads that waited would have written.
         Why::Contended => telling && !work.hold,
         _ => telling,
     };
-    // Writers were held back by choice, and not because they were too fast.
+    // If the engine closed the area by choice, the writers were not too fast.
     counters.held &= by.why != Why::LowContention;
     let seen = telling.then(|| seen(&counters, work.page));
     let runs = vec![(area.pages.clone(), verdict)];
     AreaOutcome { runs, by: by.into(), counters, seen, disturbed }
 }
 
-/// What an attempt tells of the next areas.
+/// The measurements of an attempt that set the pace of the next areas.
 fn seen(counters: &Counters, page: PageSize) -> Seen {
     let Counters { written, left, window_ns, copy_ns, .. } = *counters;
     let written = written / (followed_page_bytes(page) / BASE_PAGE) as u64;

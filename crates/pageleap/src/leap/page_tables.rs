@@ -1,5 +1,5 @@
-//! On which node the page tables lie that a worker's calls allocate. The kernel takes their memory
-//! by the memory policy of the calling thread.
+//! Chooses the node of the page tables that a worker's calls allocate. The kernel allocates them by
+//! the memory policy of the calling thread.
 
 use super::legs::Leg;
 use crate::backend::{Backend, Call};
@@ -8,10 +8,10 @@ use crate::job::report::{Warning, WarningKind};
 use crate::sync::{AtomicU64, Ordering};
 use crate::units::{BASE_PAGE, NodeId};
 
-/// What one page of page table maps in base pages: 2 MB.
+/// The bytes that one page of page table maps: 2 MB.
 const PAGE_TABLE_SPAN: usize = 512 * BASE_PAGE;
 
-/// The memory policy of one worker, as far as it is about page tables.
+/// The memory policy of one worker, which only matters for page tables.
 #[derive(Clone, Copy, Default)]
 pub(super) struct TablePolicy {
     /// The preferred node, if one has been set.
@@ -49,9 +49,9 @@ impl TablePolicy {
         }
     }
 
-    /// Prefers the node to which the page tables of the old frames' alias belong. Page tables that
-    /// lie elsewhere are noted (`aliases::settle`) and mapped anew before they are used. So a
-    /// refusal (the node has left the cpuset, say) is no news.
+    /// Prefers the node to which the page tables of the old frames' alias belong. If that is
+    /// refused (the node has left the cpuset, say), nothing needs to be reported: page tables on
+    /// another node are noted (`aliases::settle`) and made anew before they are used.
     pub(super) fn prefer_source(&mut self, leg: &Leg, backend: &dyn Backend, books: Books<'_>) {
         let wanted = leg.from.0.tables.filter(|node| self.preferred != Some(*node));
         let Some(node) = wanted.filter(|node| self.refused != Some(*node)) else { return };

@@ -1,15 +1,17 @@
-//! Attributes as they are when an area moves, and not as they were when its job began.
+//! Reads the attributes of an area (protection, `madvise` advice, `mlock`) when it moves, and not
+//! only when its job begins.
 //!
 //! The program may call `madvise`, `mprotect` and `mlock` on a region that leaps. A commit replaces
-//! the mapping, so it must give the new one what the program has set by then. No call tells a
-//! library of such a change, and reading the attributes of an area takes 20 to 40 us: a tenth of the
-//! time that a small area takes, and several times that of one page. So a look goes ahead, to the
-//! rest of the mapping and to the ranges that follow, and counts for [`FRESH_NS`]. An area that met a refused call is always read anew, and so is one that something
-//! has kept where it was.
+//! the mapping, so the new mapping has to get the attributes that the program has set by then. No
+//! call tells a library of such a change, and reading the attributes of an area takes 20 to 40 us:
+//! a tenth of the time that a small area takes, and several times that of one page. So one reading
+//! (a *look*) also covers the rest of the mapping and the ranges that follow, and it counts as
+//! current for [`FRESH_NS`]. Attributes are always read anew for an area that met a refused call or
+//! was kept where it was.
 //!
-//! What the program changes between that look and the end of the attempt is lost for this area,
-//! unless it splits the mapping: then the kernel refuses to move its page tables, and the attempt is
-//! repeated with what is there now.
+//! A change between that look and the end of the attempt is lost for this area, unless it splits
+//! the mapping. Then the kernel refuses to move the page tables (EFAULT from `mremap`), and the
+//! attempt is repeated with the attributes that are there now.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,20 +32,21 @@ use crate::region::RegionInner;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, monotonic_ns};
 use crate::units::AddressRange;
 
-/// For how long what was read counts as present.
+/// How long a look counts as current, at least.
 const FRESH_NS: u64 = 2_000_000;
 
-/// What was read counts for at least this many times as long as it took. Of hugetlb pages, and on
-/// old kernels, it takes long.
+/// A look counts as current for this many times its own duration, if that is longer than
+/// [`FRESH_NS`]. Looks at hugetlb pages, and on old kernels, take long.
 const PATIENCE: u64 = 50;
 
-/// A look at one area that takes longer is not worth its time.
+/// If a look at one area takes longer than this, the next looks are left out for some time
+/// ([`Look::spares`]).
 const CHEAP_NS: u64 = 100_000;
 
-/// How far ahead of an area mappings are looked at, in bytes. Each mapping in there takes time.
+/// How far ahead of an area attributes are read, in bytes. Each mapping in there takes time.
 const AHEAD: usize = 16 << 20;
 
-/// What a worker knows of mappings.
+/// The attributes that a worker has read last.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     /// In ascending order.
@@ -52,41 +55,43 @@ pub(super) struct Known {
     look: Look,
 }
 
-/// A look at attributes.
+/// A reading of attributes: its time, its duration and its extent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     at_ns: u64,
     took_ns: u64,
-    /// Whether it was at one area only.
+    /// Whether it covered one area only.
     is_narrow: bool,
 }
 
 impl Look {
-    /// The look at all ranges before a job begins, which found that many runs of equal attributes.
+    /// The look at all ranges before a job begins. Its duration is divided by the number of `runs`
+    /// (parts with equal attributes) that it found, so that it compares with a look at one area.
     pub(super) fn at_start(at_ns: u64, took_ns: u64, runs: usize) -> Look {
         Look { at_ns, took_ns: took_ns / runs.max(1) as u64, is_narrow: true }
     }
 
-    /// However long it took, the look before a job counts for 10 ms at most.
+    /// A look counts for 50 times its duration, but the look before a job for 10 ms at most.
     fn counts_at_start(&self, now_ns: u64) -> bool {
         let took_ns = self.took_ns.min(5 * FRESH_NS / PATIENCE);
         Look { took_ns, ..*self }.counts(now_ns)
     }
 
-    /// This look, with at most twice the time of the last one: another thread may have had the CPU
-    /// meanwhile. The more parts a region is in, the longer its looks take.
+    /// This look, with its duration limited to twice that of the last one, because this thread may
+    /// have lost the CPU meanwhile. When a region gets more parts, durations do grow, over several
+    /// looks.
     fn after(self, last: Look) -> Look {
         Look { took_ns: self.took_ns.min(2 * last.took_ns), ..self }
     }
 
-    /// Whether what was read then still counts.
+    /// Whether the attributes read then still count as current.
     fn counts(&self, now_ns: u64) -> bool {
         let lasts = FRESH_NS.max(PATIENCE * self.took_ns);
         now_ns.saturating_sub(self.at_ns) <= lasts
     }
 
-    /// Whether another look has to wait because the last one took so long, although it was at one
-    /// area only.
+    /// Whether to do without another look for now, because this one took long although it covered
+    /// one area only.
     fn spares(&self, now_ns: u64) -> bool {
         let since = now_ns.saturating_sub(self.at_ns);
         self.is_narrow && self.took_ns > CHEAP_NS && since <= PATIENCE * self.took_ns
@@ -94,27 +99,29 @@ impl Look {
 }
 
 impl Known {
-    /// Nothing but how long the look before the job took. Of hugetlb pages that is a tenth of the
-    /// time of a leap, or more, and the next look waits as it does after any other of that length.
+    /// Has no attributes, only the duration of the look before the job. For hugetlb pages that is a
+    /// tenth of the time of a leap, or more, so the next look waits as after any other look of that
+    /// duration.
     pub(super) fn at_start(look: Look) -> Known {
         Known { runs: Vec::new(), look }
     }
 
-    /// What is known of an address, up to the next change of attributes.
+    /// The run of equal attributes that contains an address, if it has been read.
     fn at(&self, addr: usize) -> Option<&AttributeRun> {
         let run = self.runs.get(self.runs.partition_point(|run| run.end <= addr))?;
         (run.start <= addr).then_some(run)
     }
 }
 
-/// What the job has read of a leg before it began.
+/// The attributes of a leg as they were read before the job began.
 fn at_start(leg: &Leg, region: &RegionInner) -> AttributeRun {
     let Range { start, end } = leg.pages;
     let (start, len) = (region.addr(start), region.bytes(end - start));
     AttributeRun { start, end: start + len, attributes: leg.attributes }
 }
 
-/// The first pages of an area, with the attributes of the run in which it begins.
+/// The first pages of an area, with the attributes of the run in which it begins. No pages, if not
+/// even one whole page has equal attributes.
 fn present(run: &AttributeRun, area: &Area, region: &RegionInner) -> Present {
     let first = area.pages.start;
     let pages = run.end.saturating_sub(region.addr(first)) / region.page.bytes();
@@ -136,17 +143,18 @@ pub(super) struct Present {
     pub(super) attributes: Attributes,
 }
 
-/// The looks of a job at attributes.
+/// How a job reads attributes, and the observations that all its workers share.
 pub(super) struct Looks {
-    /// The one at all legs before the job began.
+    /// The look at all legs before the job began.
     start: Look,
     /// Whether several workers move areas, each of its own.
     many_workers: bool,
     /// 1 if the program has changed a mapping since the job began.
     has_changed: AtomicU64,
-    /// 1 if pages have stayed with advice on huge pages that their user has not given.
+    /// 1 if pages have stayed with advice on huge pages (MADV_NOHUGEPAGE, MADV_HUGEPAGE) of the
+    /// library's.
     has_advised: AtomicU64,
-    /// The last look at mappings that were to be joined.
+    /// The last look at a mapping that was to be joined.
     joined: Mutex<Option<Look>>,
 }
 
@@ -156,13 +164,14 @@ impl Looks {
         Looks { start, many_workers, has_changed, has_advised, joined: Mutex::new(None) }
     }
 
-    /// What a worker knows when it begins.
+    /// The state with which a worker begins.
     pub(super) fn known_at_start(&self) -> Known {
         Known::at_start(self.start)
     }
 
-    /// The first pages of an area that have equal attributes now, and these. An error names those
-    /// that cannot move: they are not mapped, or parts of the first one have attributes of their own.
+    /// The first pages of an area that have equal attributes now, with these attributes. An error
+    /// names pages that cannot move: they are not mapped, or parts of the first page have
+    /// attributes of their own.
     pub(super) fn present(
         &self,
         site: &Site,
@@ -175,7 +184,8 @@ impl Looks {
         let now_ns = monotonic_ns();
         let began = at_start(leg, region);
         let is_suspect = area.refused > 0 || area.changed > 0;
-        // What nobody may write is moved without a look at writers, so it has to be so still.
+        // Engines do not follow writes to read-only pages. So the attributes of such pages are read
+        // anew each time, in case the program has made them writable.
         let may_count =
             |run: &&AttributeRun| !is_suspect && !area.kept && run.attributes.prot.writable();
         let last = known.as_ref().filter(|known| known.look.counts(now_ns));
@@ -188,14 +198,16 @@ impl Looks {
             Some(told) => told.clone(),
             None if known.as_ref().is_some_and(spares) => began,
             None => {
-                // After a look that took long the next one is narrow, which tells whether looks do.
+                // After a long look the next one covers this area only, which tells whether even
+                // such looks are long.
                 let was_long = known.as_ref().is_some_and(|last| last.look.took_ns > CHEAP_NS);
                 let is_narrow = is_suspect || was_long;
                 let ranges = self.ahead(site, area, if is_narrow { 0 } else { AHEAD });
                 let end = ranges[0].end;
                 let runs = match read(site.backend(), &ranges) {
                     Ok(runs) => runs,
-                    // No descriptor or no memory for the look. What is known last is probably right.
+                    // No descriptor or no memory for the look. The last known attributes are
+                    // probably right.
                     Err(Unread::Refused) => {
                         let last = known.as_ref().and_then(|known| known.at(addr));
                         return Ok(present(last.unwrap_or(&began), area, region));
@@ -213,7 +225,8 @@ impl Looks {
                 if is_suspect && self.has_advised.load(Ordering::Relaxed) > 0 {
                     run.attributes.huge_pages = leg.attributes.huge_pages;
                 }
-                // What other workers do to their areas ahead of this one is no change of the program's.
+                // With several workers, other attributes further on may come from another worker's
+                // attempt, and need not be a change by the program.
                 if run.end < end && !self.many_workers {
                     self.has_changed.store(1, Ordering::Relaxed);
                 }
@@ -233,11 +246,11 @@ impl Looks {
         }
     }
 
-    /// The addresses to look at for an area: the rest of its leg, as far as that many bytes behind
-    /// the area, and the legs that follow it. In ascending order; the area lies in the first one.
+    /// The addresses to look at for an area, in ascending order: the rest of its leg, beginning
+    /// with the area, and the legs that follow. They end at most `bytes` behind the area.
     ///
-    /// Beside other workers only its own leg, and of that counts the mapping in which the area lies:
-    /// they may be moving pages ahead, whose attributes are not those of their user meanwhile.
+    /// With several workers only the area's own leg is read, and only the run in which the area
+    /// lies is used. Other workers may be moving pages ahead, whose attributes differ meanwhile.
     fn ahead(&self, site: &Site, area: &Area, bytes: usize) -> Vec<Range<usize>> {
         /// Each may be a mapping of its own.
         const MOST: usize = 64;
@@ -266,7 +279,7 @@ impl Looks {
         ranges
     }
 
-    /// What follows from a refused call: whether the program has changed the mapping meanwhile.
+    /// The verdict after a refused call: has the program changed the mapping meanwhile?
     pub(super) fn after_refusal(
         &self,
         backend: &dyn Backend,
@@ -278,13 +291,13 @@ impl Looks {
         let Span { addr, len, .. } = work.span;
         let is_split = call == Call::Exchange && errno == SPLIT;
         let same = |run: &AttributeRun| {
-            // Pages that could not be mapped by huge pages again have advice of the library's.
+            // Pages that could not be mapped by huge entries again keep advice of the library's.
             let huge_pages =
                 if split { present.attributes.huge_pages } else { run.attributes.huge_pages };
             run.end == addr + len
                 && Attributes { huge_pages, ..run.attributes } == present.attributes
         };
-        // A look that fails tells of no change.
+        // If the look fails, no change is assumed.
         let is_other = match read(backend, std::slice::from_ref(&(addr..addr + len))) {
             Ok(runs) => !same(&runs[0]),
             Err(unread) => matches!(unread, Unread::Unmapped { .. }),
@@ -296,9 +309,9 @@ impl Looks {
         Verdict::Refused(Reason::Refused(call, errno))
     }
 
-    /// Maps pages that stay by huge pages again. No advice takes back the advice against them, but
-    /// a new mapping of the same frames has none. If there can be none, the pages get the advice
-    /// for huge pages, which lets the kernel make such entries by itself.
+    /// Maps pages that stay by huge entries again. No `madvise` takes MADV_NOHUGEPAGE back, but a
+    /// new mapping of the same frames begins without it. If the mapping fails, the pages get
+    /// MADV_HUGEPAGE, which lets the kernel make such entries by itself.
     pub(super) fn map_huge_again(
         &self,
         (site, slot): (&Site, &'static Slot),
@@ -325,7 +338,7 @@ impl Looks {
                 restore_attributes(backend, wanted, span, false)
             })
         };
-        // Of two windows the longer one is told.
+        // Of two windows the longer one is reported.
         counters.window_ns = counters.window_ns.max(monotonic_ns().saturating_sub(closed_at));
         if mapped == Ok(Source::Alias) {
             place.leg.from.mend_hole(place.old);
@@ -345,8 +358,9 @@ impl Looks {
         restored
     }
 
-    /// The parts of a mapping that is to be joined, each with equal attributes: as they are now. If
-    /// reading them took long, and the program has not been seen to change any, only now and then.
+    /// The parts of a mapping that is to be joined, each with its present attributes. If the last
+    /// look took long and the program has not been seen to change any attribute, those from before
+    /// the job are used for some time.
     pub(super) fn to_join(
         &self,
         backend: &dyn Backend,
@@ -373,7 +387,8 @@ impl Looks {
     }
 }
 
-/// The attributes of ranges, which are in ascending order, beginning at the start of the first.
+/// Reads the attributes of ranges in ascending order. The runs begin at the start of the first
+/// range.
 fn read(backend: &dyn Backend, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Unread> {
     let runs = backend.attributes(ranges).map_err(|_| Unread::Refused)?;
     match runs.first() {
@@ -383,8 +398,7 @@ fn read(backend: &dyn Backend, ranges: &[Range<usize>]) -> Result<Vec<AttributeR
     }
 }
 
-/// Sets again what a new mapping does not have. The span is claimed by the caller's job. Allocates
-/// nothing.
+/// Sets the attributes again that a new mapping lacks. Allocates nothing.
 pub(super) fn restore_attributes(
     backend: &dyn Backend,
     wanted: &Attributes,
@@ -396,8 +410,8 @@ pub(super) fn restore_attributes(
     let now = if by_exchange { *wanted } else { Attributes::of_new_mapping(wanted.prot) };
     // SAFETY: the span is claimed by this job.
     let advise = || unsafe { attributes::advise(backend, addr, len, &now, wanted) };
-    // Once more, because a shortage may be over, and advice for a part of a huge page keeps it from
-    // being moved again.
+    // Tried twice, because a shortage may be over by then. If only a part of a huge page got the
+    // advice, the page could not be moved again.
     let advised = advise().or_else(|_| advise());
     // SAFETY: as above.
     advised
@@ -405,7 +419,7 @@ pub(super) fn restore_attributes(
         .and_then(|()| unsafe { attributes::relock(backend, addr, len, wanted) })
 }
 
-/// Tells of attributes that could not be set again.
+/// Warns of attributes that could not be set again.
 pub(super) fn tell_lost(books: Books<'_>, restored: Result<(), Error>) {
     if let Err(error) = restored {
         books.warn(Warning::because(
@@ -416,7 +430,7 @@ pub(super) fn tell_lost(books: Books<'_>, restored: Result<(), Error>) {
     }
 }
 
-/// The error for pages whose mapping the program went on changing.
+/// The error for pages that stay because the program changes their mapping.
 pub(super) fn mapping_changed(refused: Option<(Call, Errno)>, range: AddressRange) -> Error {
     let remedy = "leap it once more, when the program does not change its mappings (madvise, \
                   mprotect, mlock, munmap), or set attributes for whole pages";

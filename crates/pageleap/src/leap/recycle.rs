@@ -24,14 +24,14 @@ const PIECE_BYTES: usize = 16 << 20;
 pub(super) struct Vacated {
     pub(super) share: Share,
     pub(super) run: pool::Run,
-    /// Whether the tracker still follows writes to their alias, whose page table entries have been
-    /// marked, and do not allow writing.
+    /// Whether the alias of the frames is still registered with the tracker, so that its page table
+    /// entries are write-protected.
     pub(super) marked: bool,
 }
 
 impl Vacated {
-    /// In pieces, because who waits for frames waits for a whole one, and some calls keep all other
-    /// threads of the process from mapping while they last.
+    /// Cuts the frames into pieces, because a thread that waits for frames waits for a whole piece,
+    /// and because some calls keep all other threads of the process from mapping while they last.
     fn pieces(self) -> impl Iterator<Item = Vacated> {
         let pieces = self.run.pieces(PIECE_BYTES / self.share.page_size().bytes());
         pieces.map(move |run| Vacated { run, ..self.clone() })
@@ -43,13 +43,13 @@ pub(super) struct VacatedFrames {
     waiting: Mutex<Vec<Vacated>>,
     /// How many pieces of them may wait for the end of a job.
     most: usize,
-    /// Held by the worker that gives pieces back. Others that find as many wait, so that there are
-    /// never more than twice as many.
+    /// Held by the worker that gives pieces back. Workers that also find too many pieces wait for
+    /// it, so there are never more than twice as many.
     turn: Mutex<()>,
 }
 
 impl VacatedFrames {
-    /// Those of a job of which at most that many pieces may wait for its end.
+    /// Makes the list of a job of which at most `most` pieces may wait for its end.
     pub(super) fn new(most: usize) -> VacatedFrames {
         VacatedFrames { waiting: Mutex::default(), most, turn: Mutex::new(()) }
     }
@@ -58,8 +58,8 @@ impl VacatedFrames {
         lock(&self.waiting).push(vacated);
     }
 
-    /// Gives them back if more of them wait than the process has mappings for. Then their alias is
-    /// one mapping again with what lies beside it.
+    /// Gives the frames back if more pieces wait than the process has mappings for. Then their
+    /// alias is one mapping again with its neighbours.
     pub(super) fn give_back_in_parts(
         &self,
         backend: &dyn Backend,
@@ -79,7 +79,7 @@ impl VacatedFrames {
     }
 }
 
-/// What a job has at its end, besides what its areas have become.
+/// The resources that a job gives back at its end.
 pub(super) struct Remains {
     pub(super) site: Site,
     pub(super) claimed: Vec<Claimed>,
@@ -99,8 +99,8 @@ impl Remains {
         }
         drop(slots);
         give_aliases_back(&site, &claimed, books);
-        // From here on others may move these pages again. What they need for it may be what these
-        // have left, so nobody learns that they may before all frames are free or announced.
+        // From here on other jobs may move these pages again. They may need the frames that the
+        // pages have left, so they are admitted only after all frames are free or announced.
         let waiting = vacated.waiting.into_inner();
         let vacated = merged(waiting.unwrap_or_else(PoisonError::into_inner));
         vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));
@@ -113,11 +113,10 @@ impl Remains {
     }
 }
 
-/// Gives the aliases of both runs of frames of each leg what an alias has, where a job or a failed
-/// attempt has left something else.
+/// Restores the aliases of the old and the new frames of each leg, as far as the job or a failed
+/// attempt has changed them.
 fn give_aliases_back(site: &Site, claimed: &[Claimed], books: Books<'_>) {
-    // Others may have the frames by now that pages have left, and those of pages that have been
-    // withdrawn.
+    // Frames that pages have left may belong to others by now, and so may those of withdrawn pages.
     let left: Vec<_> = claimed.iter().map(|one| one.claim.pages_left()).collect();
     let parts = |leg: &Leg| {
         let all = leg.pages.clone();
@@ -128,8 +127,8 @@ fn give_aliases_back(site: &Site, claimed: &[Claimed], books: Books<'_>) {
     for (leg, part) in
         site.legs.iter().flat_map(|leg| parts(leg).into_iter().map(move |part| (leg, part)))
     {
-        // Where pages have stayed, what a failed attempt has left of the alias of their frames must
-        // not stay a hole. If that fails, their next leap begins with it.
+        // Where pages have stayed, the alias of their frames must not stay a hole after a failed
+        // attempt. If it cannot be filled, the next leap of these pages begins with that.
         let stayed: Vec<_> = {
             let extents = lock(&site.region(leg.item).extents);
             extents.within(part.clone()).filter(|e| e.share == leg.from).collect()
@@ -152,13 +151,13 @@ fn give_aliases_back(site: &Site, claimed: &[Claimed], books: Books<'_>) {
 /// Makes vacated frames ready for use again.
 struct Recycler<'a> {
     backend: &'a dyn Backend,
-    /// The tracker of the job's engine, which may still follow writes to their aliases.
+    /// The tracker of the job's engine, with which the aliases may still be registered.
     tracker: Option<Tracker>,
     books: Books<'a>,
 }
 
 impl Recycler<'_> {
-    /// For frames that have been announced.
+    /// Recycles frames that have been announced.
     fn recycle(&self, vacated: Vec<Vacated>) {
         let pieces: Vec<_> = vacated.into_iter().flat_map(Vacated::pieces).collect();
         for alike in pieces.chunk_by(|one, other| one.share == other.share) {
@@ -168,7 +167,7 @@ impl Recycler<'_> {
         }
     }
 
-    /// The same for pieces of one share.
+    /// Recycles pieces of one share.
     fn recycle_batch(&self, batch: &[Vacated]) {
         let share = &batch[0].share;
         for Vacated { run, .. } in batch.iter().filter(|piece| piece.marked) {
@@ -178,7 +177,7 @@ impl Recycler<'_> {
                 None => Ok(()),
             });
         }
-        // Reclaimed mappings are joined with their neighbours, so that one look tells of many.
+        // Reclaimed mappings merge with their neighbours, so that one look covers many.
         batch.iter().for_each(|piece| share.reclaim(piece.run));
         share.look_at_reclaimed(&batch.iter().map(|piece| piece.run).collect::<Vec<_>>());
         for piece in batch {
@@ -210,7 +209,7 @@ fn common(one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
     one.start.max(other.start)..one.end.min(other.end)
 }
 
-/// Joins neighbouring runs of each share, so that their alias is mapped again by few calls.
+/// Joins neighbouring runs of each share, so that few calls map their alias again.
 fn merged(mut vacated: Vec<Vacated>) -> Vec<Vacated> {
     vacated.sort_by_key(|v| (v.share.id(), v.run.first));
     let mut merged: Vec<Vacated> = Vec::new();
@@ -229,9 +228,9 @@ fn merged(mut vacated: Vec<Vacated>) -> Vec<Vacated> {
     merged
 }
 
-/// Collects what a slot has counted, after giving threads that were just woken the time to count
-/// their wait. A thread that does not run for so long (one that a debugger holds, say) is missing
-/// from the report.
+/// Collects the counts of a slot, after giving threads that were just woken the time to count their
+/// wait. A thread that does not run for so long (one that a debugger holds, say) is missing from
+/// the report.
 fn drain(slot: &Slot, waits: &mut Waits) {
     const PATIENCE: Duration = Duration::from_millis(10);
     let give_up = Instant::now() + PATIENCE;

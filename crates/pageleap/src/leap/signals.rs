@@ -8,19 +8,20 @@ use crate::engine::fault;
 use crate::error::Error;
 use crate::job::area::Reason;
 
-/// What a job has found out about signals.
+/// The state of signals, as a job has found it.
 #[derive(Default)]
 pub(super) struct Signals {
-    /// Why a thread would be killed by SIGSEGV, once that has been looked at.
+    /// The thread that blocks SIGSEGV, as an error, once that has been checked: a fault would kill
+    /// it.
     blocked: OnceLock<Option<Error>>,
-    /// What is wrong with the handler, once an area has stayed because of it.
+    /// The problem of the handler, once an area has stayed because of it.
     replaced: OnceLock<Error>,
 }
 
 impl Signals {
-    /// Looks whether a thread blocks SIGSEGV, the first time. A thread counts only if it still
-    /// blocks the signal a second later, so the job makes this look when it needs to know, and not
-    /// at its start.
+    /// Checks whether a thread blocks SIGSEGV, the first time. A thread counts only if it still
+    /// blocks the signal a second later, so the job makes this check when it needs the result, and
+    /// not at its start.
     pub(super) fn look_for_threads_that_block(&self, backend: &dyn Backend) -> Option<&Error> {
         let look = || {
             let host = backend.is_host_memory();
@@ -29,14 +30,14 @@ impl Signals {
         self.blocked.get_or_init(look).as_ref()
     }
 
-    /// Whether an engine may raise signals now. A writer whose signal is blocked would be killed,
-    /// and another handler than the library's would end the process.
+    /// Whether an engine may raise signals now. The kernel would kill a writer that blocks the
+    /// signal, and another handler than the library's would end the process.
     pub(super) fn may_be_raised(&self, backend: &dyn Backend) -> bool {
         !self.is_replaced(backend) && self.look_for_threads_that_block(backend).is_none()
     }
 
-    /// Whether another handler is installed. Looked at each time, because the program may install
-    /// one at any moment.
+    /// Whether another handler is installed. Checked each time, because the program may install one
+    /// at any moment.
     fn is_replaced(&self, backend: &dyn Backend) -> bool {
         let in_place = if backend.is_host_memory() { fault::is_in_place() } else { Ok(()) };
         let Err(error) = in_place else { return false };
@@ -44,7 +45,7 @@ impl Signals {
         true
     }
 
-    /// Why an attempt was not made whose engine would have raised signals.
+    /// Why an attempt by an engine that raises signals was not made.
     pub(super) fn why_not(&self, call: Call) -> Reason {
         match self.blocked.get() {
             _ if self.replaced.get().is_some() => Reason::HandlerReplaced,

@@ -1,5 +1,5 @@
-//! What a job of regions is about: its legs and the regions that they belong to. Nothing here
-//! changes while the job runs, so all parts of the mover may read it without a lock.
+//! The legs of a job and the regions that they belong to. Nothing here changes while the job runs,
+//! so all parts of the mover read it without a lock.
 
 use std::sync::Arc;
 
@@ -73,19 +73,19 @@ impl Site {
         AddressRange::new(region.addr(area.pages.start), region.bytes(area.len()))
     }
 
-    /// What a worker with this slot makes its attempts with.
+    /// The tools with which a worker makes attempts in this slot.
     pub(super) fn tools(&self, slot: &'static Slot) -> Tools<'_> {
         Tools { slot, epoch: &SLOTS.epoch, backend: self.backend() }
     }
 }
 
 impl Place<'_> {
-    /// Where the frames lie that the pages leave.
+    /// The alias and the file of the frames that the pages leave.
     pub(super) fn old_frames(&self) -> Frames {
         frames_of(&self.leg.from, self.old)
     }
 
-    /// Where the frames lie that the pages get.
+    /// The alias and the file of the frames that the pages get.
     pub(super) fn new_frames(&self) -> Frames {
         frames_of(&self.leg.to, self.new)
     }

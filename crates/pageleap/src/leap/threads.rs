@@ -1,5 +1,5 @@
-//! The threads of a job: where they run, how the kernel schedules them, and what a job gives back
-//! that runs in a thread which is not its own.
+//! The threads of a job: their CPUs and their scheduling. A thread that outlives its job (a kept
+//! one, or that of the caller) gets its own settings back.
 
 use std::sync::OnceLock;
 
@@ -14,12 +14,12 @@ use crate::priority::{self, FirstShare, Raised};
 use crate::sync::{monotonic_ns, thread};
 use crate::tracer::Watch;
 
-/// Which thread is a job's first one.
+/// The kind of thread that is a job's first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunsOn {
-    /// One of its own, which ends with it.
+    /// A thread of its own, which ends with it.
     Own,
-    /// One that is kept for further jobs.
+    /// A thread that a [`MigrationContext`](super::MigrationContext) keeps for further jobs.
     Kept,
     /// The thread that has called [`Migration::run`](super::Migration::run).
     Caller,
@@ -30,7 +30,7 @@ pub(super) struct Threads {
     pub(super) runs_on: RunsOn,
     /// The CPUs of the destinations.
     cpus: Vec<usize>,
-    /// How the threads were scheduled by their starter.
+    /// The low priority from which the threads have been raised, if they were started with one.
     raised: OnceLock<Raised>,
 }
 
@@ -39,8 +39,9 @@ impl Threads {
         Threads { runs_on, cpus, raised: OnceLock::new() }
     }
 
-    /// Runs `work` in the job's first thread, where the destination is. Threads that `work` starts
-    /// inherit that. Afterwards a thread that outlives the job is as it was.
+    /// Runs `work` in the job's first thread: on the destination's CPUs, and not at a low priority.
+    /// Threads that `work` starts inherit both. Afterwards a thread that outlives the job gets its
+    /// settings back. The caller's thread keeps its CPUs and its priority.
     pub(super) fn surround(
         &self,
         backend: &dyn Backend,
@@ -61,7 +62,7 @@ impl Threads {
         lent.give_back(self.raised.get());
     }
 
-    /// What to give back to the thread that runs the job.
+    /// Saves the settings that the thread gets back after the job.
     fn lend(&self, backend: &dyn Backend, legs: &[Leg]) -> Lent {
         let lasts = self.runs_on != RunsOn::Own && backend.is_host_memory();
         let has_tables = |leg: &Leg| leg.tables.is_some() || leg.from.0.tables.is_some();
@@ -71,7 +72,8 @@ impl Threads {
         Lent { policy, affinity: is_moved.then(Affinity::own).flatten() }
     }
 
-    /// How the calling thread may run before others while they wait for it, if it may.
+    /// The raised priority (SCHED_FIFO) of the calling thread while others wait for it, if it may
+    /// have one.
     pub(super) fn first(&self, backend: &dyn Backend) -> Option<Haste> {
         if !backend.is_host_memory() {
             return None;
@@ -83,12 +85,12 @@ impl Threads {
         priority::first()
     }
 
-    /// How a thread of the job copies for which nobody waits, if not as usual.
+    /// The lowered priority of copies for which nobody waits, if the job was started with one.
     pub(super) fn copying(&self) -> Option<Haste> {
         self.raised.get().and_then(|raised| raised.copying())
     }
 
-    /// How to look who traces the calling thread.
+    /// How the calling thread finds out about its tracer.
     pub(super) fn watch(&self) -> Watch {
         match self.runs_on {
             RunsOn::Own => Watch::default(),
@@ -97,14 +99,14 @@ impl Threads {
     }
 }
 
-/// What a thread gets back that outlives the job.
+/// Settings of a thread that outlives the job.
 struct Lent {
     policy: Option<ThreadPolicy>,
     affinity: Option<Affinity>,
 }
 
 impl Lent {
-    /// Gives it back, to the thread that has lent itself.
+    /// Gives them back to the calling thread.
     fn give_back(self, raised: Option<&Raised>) {
         if let Some(policy) = self.policy {
             // It is refused if the cpuset no longer allows a node of the policy; the kernel has
@@ -120,7 +122,7 @@ impl Lent {
     }
 }
 
-/// How one worker may run before other threads while they wait for it (`SCHED_FIFO`).
+/// The raised priority (SCHED_FIFO) of one worker while other threads wait for it.
 pub(super) struct Precedence {
     first: Option<Haste>,
     /// Bounds windows that contain a copy.
@@ -132,22 +134,23 @@ impl Precedence {
         Precedence { first, share: FirstShare::new(monotonic_ns()) }
     }
 
-    /// How to run in the windows of an attempt, if not as usual. Before a window that contains the
-    /// copy of the area, the CPU may be offered to others.
+    /// The raised priority for the windows of an attempt, if there is one. Before a window that
+    /// contains the copy of the area, the worker may offer its CPU to others first, and go without.
     pub(super) fn in_windows(&mut self, closes_for_copy: bool) -> Option<Haste> {
         let first = self.first?;
         let admitted = !closes_for_copy || self.share.admits(monotonic_ns, thread::yield_now);
         admitted.then_some(first)
     }
 
-    /// A window with a copy in it has taken this long.
+    /// Notes that a window with a copy in it has taken this long.
     pub(super) fn spend(&mut self, window_ns: u64) {
         self.share.spend(window_ns);
     }
 }
 
-/// Whether a job of so many threads may run in the calling thread: if what it would change of it can
-/// be given back, and the thread needs none of the pages while they are closed.
+/// Whether a job of so many threads may run in the calling thread. The settings that it would
+/// change must be such that the thread can get them back, and the thread's own memory must not lie
+/// near the pages, because the thread would wait for itself.
 pub(super) fn may_run_here(claimed: &[Claimed], threads: usize, is_host_memory: bool) -> bool {
     let mut here = 0u8;
     // SAFETY: the C library's variable of the calling thread.

@@ -1,7 +1,7 @@
 //! An open tracker, with the thread that reads its messages.
 //!
-//! A tracker gets its thread when the first area needs it. A small job beside a program at rest
-//! never does.
+//! A tracker gets its thread when the first area needs it, so a small job in an idle program never
+//! starts one.
 
 use std::sync::{Arc, OnceLock};
 
@@ -102,8 +102,8 @@ impl OpenTracker {
         Ok(ended)
     }
 
-    /// A job moves no more areas by this tracker. Its thread ends, unless it outlives the job, and
-    /// its CPU time goes into the books of the job.
+    /// Notes that a job moves no more areas with this tracker. The thread ends, unless it outlives
+    /// the job. Its CPU time goes into the books of the job.
     pub(super) fn end(&self, books: Books<'_>) {
         if !self.0.lasts {
             if let Some(cpu_ns) = self.0.end() {
@@ -135,7 +135,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // In a child made by `fork` there is no thread, and what ends it would end the parent's.
+        // A child made by `fork` has no such thread, and would end the parent's by their common
+        // event.
         if self.process == std::process::id() {
             self.end();
         }
@@ -144,9 +145,9 @@ impl Drop for Inner {
     }
 }
 
-/// Serves a tracker for the workers whose slots have their bits set in `slots`, after telling them
-/// by `ready` that it begins. A function of its own: from then on nothing may be read from the
-/// heap, where captured variables and the job lie, because the heap may be what is frozen.
+/// Serves a tracker for the workers whose slots have their bits set in `slots`, after calling
+/// `ready`. From then on nothing may be read from the heap, which may itself be frozen. So this is
+/// a function of its own, without captured variables.
 #[inline(never)]
 fn serve(backend: &dyn Backend, tracker: Tracker, slots: u64, ready: &dyn Fn()) {
     const _: () = assert!(MAX_THREADS <= u64::BITS as usize);

@@ -1,10 +1,10 @@
-//! Which engine moves an area, and with which tracker: the job's own engine, the one that `auto`
-//! takes while few threads wait, or the stand-in.
+//! Chooses the engine that moves an area, and its tracker: the job's own engine, the one that
+//! `auto` takes at low contention, or the stand-in.
 //!
-//! The stand-in moves areas that the job's own engine cannot move, or must not while another process
-//! traces the job's threads ([`tracer`](crate::tracer)): in its windows readers go on
-//! ([`choice::stand_in`]). Its tracker is opened when the first area needs it. From then on a thread
-//! reads the tracker's messages, until no area is left.
+//! The stand-in ([`choice::stand_in`]) moves areas that the job's own engine cannot move. It also
+//! moves areas while another process traces the job's threads ([`tracer`](crate::tracer)), because
+//! readers do not wait in its windows. Its tracker is opened when the first area needs it. From
+//! then on a thread reads the tracker's messages, until no area is left.
 
 use std::sync::{Arc, OnceLock};
 
@@ -38,7 +38,7 @@ pub(super) struct Trackers {
     warned_of_tracer: OnceLock<()>,
 }
 
-/// Who traces a worker.
+/// The tracer of a worker.
 #[derive(Default)]
 pub(super) struct Traced {
     watch: Watch,
@@ -53,8 +53,9 @@ impl Traced {
 }
 
 impl Trackers {
-    /// Those of a job for pages of this size, whose workers have these slots. `may_fall_back`:
-    /// whether areas that the chosen engine cannot move may be moved by another one.
+    /// The trackers of a job for pages of this size, whose workers have these slots.
+    /// `may_fall_back`: whether areas that the chosen engine cannot move may be moved by another
+    /// one.
     pub(super) fn new(
         backend: &Arc<dyn Backend>,
         page: PageSize,
@@ -79,14 +80,14 @@ impl Trackers {
         self.chosen.engine
     }
 
-    /// The engine for areas for which few threads come to wait, if it is another one.
+    /// The engine for areas with low contention, if it is another one.
     fn engine_at_low_contention(&self) -> Option<Engine> {
         self.chosen.at_low_contention.as_ref().map(|(engine, _)| *engine)
     }
 
-    /// Runs `work`, in which areas are moved, and then ends all trackers. Where the messages of the
-    /// job's tracker cannot be read and no other engine may be taken, the books say so and `work`
-    /// does not run.
+    /// Runs `work`, in which areas are moved, and then ends all trackers. If the messages of the
+    /// job's tracker cannot be read and no other engine may be taken, the job fails and `work` does
+    /// not run.
     pub(super) fn surround(&self, books: Books<'_>, work: impl FnOnce()) {
         if self.chosen.tracker.is_none() || self.may_fall_back || self.serve(books).is_some() {
             work();
@@ -104,12 +105,12 @@ impl Trackers {
         self.chosen.tracker.as_ref().map(OpenTracker::tracker)
     }
 
-    /// Whether the job's engine has a tracker, whose messages can be read as far as is known.
+    /// Whether the job's engine has a tracker, unless its messages are known not to be read.
     pub(super) fn has_own(&self) -> bool {
         self.chosen.tracker.is_some() && self.unserved.get().is_none()
     }
 
-    /// Why an attempt has no tracker whose engine needs one.
+    /// Why an attempt lacks the tracker that its engine needs.
     pub(super) fn why_none(&self) -> (Call, Errno) {
         let errno = self.unserved.get().copied().unwrap_or(Errno(libc::EBADF));
         (Call::OpenTracker, errno)
@@ -118,9 +119,9 @@ impl Trackers {
     // Which engine
     // ---------------------------------------------------------------------------------------------
 
-    /// Which engine moves an area of a worker, and with which tracker, or why the area stays.
-    /// `writable`: whether its pages can be written; `exchange_unsupported`: whether the kernel has
-    /// refused to exchange page tables.
+    /// Chooses the engine and the tracker for an area of a worker; an error says why the area
+    /// stays. `writable`: whether its pages can be written; `exchange_unsupported`: whether the
+    /// kernel has refused to exchange page tables.
     pub(super) fn engine_for(
         &self,
         traced: &Traced,
@@ -167,14 +168,15 @@ impl Trackers {
         }
         let tracker = self.of(by.engine, books);
         if tracker.is_none() && situation.has_tracker && by.engine == situation.engine {
-            // Its messages cannot be read, as it has turned out now.
+            // It has just turned out that its messages cannot be read.
             return self.unless_traced(Situation { has_tracker: false, ..situation }, books);
         }
         (by, tracker)
     }
 
-    /// Looks who traces the calling worker, and returns the part of the area that one attempt may
-    /// take then. Called between areas only: in a window it would be too late.
+    /// Looks for a process that traces the calling worker, and returns the part of the area that
+    /// one attempt may take then. Called between areas only, because in a window it would be too
+    /// late.
     pub(super) fn look_for_tracer(&self, traced: &mut Traced, area: &Area) -> Area {
         let mut engines =
             [Some(self.engine()), self.engine_at_low_contention()].into_iter().flatten();
@@ -190,19 +192,20 @@ impl Trackers {
         area.with_pages(area.pages.start..end)
     }
 
-    /// The engine of this job in whose windows readers go on: the job's own, or its stand-in. System
-    /// calls that the job's engine keeps whole stay whole, so there may be none.
+    /// The engine of this job in whose windows readers go on: the job's own, or its stand-in. There
+    /// may be none, because the stand-in must not make system calls fail if the job's engine does
+    /// not.
     fn engine_while_traced(&self) -> Option<Engine> {
         if !self.engine().readers_wait() {
-            // Only the one that it takes along while few threads wait has readers wait.
+            // Only its engine for low contention makes readers wait.
             return Some(self.engine());
         }
         let stand_in = choice::stand_in(self.engine());
         stand_in.filter(|engine| self.may_fall_back && !engine.readers_wait())
     }
 
-    /// The engine for an area of a worker that this process traces, with its tracker, or why the
-    /// area stays.
+    /// The engine and the tracker for an area of a worker that the process `tracer` traces, or why
+    /// the area stays.
     fn while_traced(&self, tracer: u32, books: Books<'_>) -> Result<(AreaEngine, Tracker), Reason> {
         let engine = self.engine_while_traced().ok_or(Reason::Traced)?;
         let by = AreaEngine { engine, why: Why::Traced };
@@ -249,8 +252,8 @@ impl Trackers {
     }
 
     /// The tracker of the job's engine, with a thread that reads its messages if they have to be
-    /// read. `None` if the engine has none, or no thread could be started. What follows from that is
-    /// noted.
+    /// read. `None` if the engine has no tracker, or if no thread could be started. In that case
+    /// the job falls back to another engine, or fails.
     fn serve(&self, books: Books<'_>) -> Option<Tracker> {
         let Some(open) = &self.chosen.tracker else { return None };
         if !self.is_served() {

@@ -1,5 +1,5 @@
-//! What an attempt needs to have before it begins: pages that are still the job's, and descriptors
-//! that are still the library's.
+//! Checks right before an attempt: whether its pages are still the job's, and its descriptors still
+//! the library's.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -14,8 +14,8 @@ use crate::job::area::{AreaOutcome, Reason, Verdict};
 use crate::pool::Share;
 use crate::region::Gone;
 
-/// The outcome where calls have withdrawn pages of an area, or wait for them. The others have not
-/// been tried.
+/// The outcome for an area if calls (`discard`, `back`) have withdrawn pages of it, or wait for
+/// pages. The other pages have not been tried.
 pub(super) fn withdrawn(by: AreaEngine, gone: Gone) -> AreaOutcome {
     let left = |pages| (pages, Verdict::Left(Some(Reason::Discarded)));
     let kept = |pages| (pages, Verdict::Kept(Reason::Discarded));
@@ -26,7 +26,7 @@ pub(super) fn withdrawn(by: AreaEngine, gone: Gone) -> AreaOutcome {
     AreaOutcome { runs, by: by.into(), counters: Counters::default(), seen: None, disturbed: None }
 }
 
-/// The descriptors that a job uses, as far as other code has closed them.
+/// The descriptors of a job that other code has closed.
 #[derive(Default)]
 pub(super) struct Descriptors {
     /// The number of a tracker's descriptor, of the job's own tracker or another engine's, and
@@ -35,9 +35,9 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    /// Whether all descriptors are still this library's that an attempt uses. A look before each
-    /// window, and none inside of it: what is closed between the two makes calls fail. Only if the
-    /// number also stands for another file by then, that file may be mapped.
+    /// Whether all descriptors that an attempt uses are still this library's. Checked before each
+    /// attempt, and not inside its window. If other code closes a descriptor in between, calls
+    /// fail. Only if its number is also reused by then, another file may be mapped.
     pub(super) fn are_whole(&self, leg: &Leg, work: &Work, backend: &dyn Backend) -> bool {
         let tracker = work.following.map(|following| following.tracker);
         let lost = tracker.filter(|tracker| !backend.has_tracker(*tracker));
@@ -47,7 +47,7 @@ impl Descriptors {
         lost.is_none() && [&leg.from, &leg.to].into_iter().all(Share::has_descriptor)
     }
 
-    /// What to say of a descriptor that is gone.
+    /// The error for a descriptor that other code has closed.
     pub(super) fn error(&self, leg: &Leg) -> Error {
         let shares = [&leg.from, &leg.to];
         let of_share = shares.into_iter().find_map(|share| share.check_descriptor().err());
