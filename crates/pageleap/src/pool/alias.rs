@@ -1,4 +1,4 @@
-//! What state the alias of each frame is in. Pure bookkeeping: no system calls, no locks.
+//! The state of each frame's alias. Pure bookkeeping: no system calls, no locks.
 //!
 //! The alias is the mapping through which a share reaches its frames. A free frame's alias is
 //! `Filled`. While a frame is used, a migration may change its alias, and before the frame is free
@@ -25,37 +25,37 @@ use super::frames::Run;
 /// The state of one frame's alias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AliasState {
-    /// Its page tables are filled, and it has the access and the attributes of an alias. The alias
-    /// of every free frame is.
+    /// Its page tables are filled, and it has the access and the attributes of an alias. The
+    /// aliases of all free frames are in this state.
     Filled,
     /// Its page tables have gone to a region, and it may have the access and the attributes of one.
-    /// To be filled again.
+    /// It has to be filled again.
     Hollow,
-    /// Its page tables are filled, but it has the access and the attributes of a region. To be
-    /// given back those of an alias.
+    /// Its page tables are filled, but it has the access and the attributes of a region. It has to
+    /// be given back those of an alias.
     Borrowed,
-    /// It has its own access and attributes again, but for advice that no call takes back. To be
-    /// looked at.
+    /// It has its own access and attributes again, except perhaps for advice that no call takes
+    /// back. A look has to find that out.
     Reclaimed,
-    /// It has attributes or page tables that no call takes back. To be mapped anew.
+    /// It has attributes or page tables that no call takes back. It has to be mapped anew.
     Spoilt,
     /// It may be a hole, because a call failed, and another thread may have mapped memory into the
-    /// hole. To be mapped with care (`Backend::map_own`).
+    /// hole. It has to be mapped with care (`Backend::map_own`).
     Torn,
 }
 
-/// What happens to the alias of a frame.
+/// An event that changes the state of a frame's alias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AliasEvent {
     /// Its page tables have gone to a region.
     TablesTaken,
     /// It has got page tables, and the access and attributes of a region.
     Lent,
-    /// It has got something that no call takes back, or a repair has failed.
+    /// It has got attributes or page tables that no call takes back, or a repair has failed.
     Spoilt,
     /// It has got back its own access and attributes, as far as calls can give them.
     Reclaimed,
-    /// A repair has succeeded, or a look has found none needed.
+    /// A repair has succeeded, or a look has found that none is needed.
     Mended,
     /// It has been mapped anew.
     Mapped,
@@ -84,7 +84,7 @@ impl AliasState {
 pub(crate) struct Aliases(Vec<AliasState>);
 
 impl Aliases {
-    /// Those of a new share: all filled, because filling is what makes it a share.
+    /// The states of a new share: all filled, because a share is made by filling all of its frames.
     pub(crate) fn new(frames: u64) -> Self {
         Aliases(vec![AliasState::Filled; frames as usize])
     }
@@ -117,8 +117,8 @@ mod tests {
     use super::*;
     use crate::cases::cases;
 
-    /// A mark for each thing that may be wrong with an alias, any of which may stand beside the
-    /// others: what an event adds and what it takes away, each by itself.
+    /// One mark for each defect that an alias may have. Several may be set at once, and each event
+    /// sets and clears marks one by one.
     #[derive(Clone, Copy, Debug, Default)]
     struct Marks {
         hollow: bool,
@@ -142,8 +142,8 @@ mod tests {
             }
         }
 
-        /// The repair that does away with all marks: a careful new mapping does what a new mapping
-        /// does, and that does what the others do.
+        /// The state whose repair clears all marks: a careful new mapping repairs all that a new
+        /// mapping repairs, and a new mapping all that other calls repair.
         fn worst(self) -> AliasState {
             match self {
                 Marks { torn: true, .. } => AliasState::Torn,
@@ -173,7 +173,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(cases(256, 4))]
-        /// Against the marks of each frame: one state says what is worst of them, after any events.
+        /// Compares with the marks of each frame: after any events the state is the worst of them.
         #[test]
         fn a_state_is_the_worst_of_all_marks(steps in prop::collection::vec((0u64..40, 0u64..12, event()), 1..60)) {
             let mut aliases = Aliases::new(52);

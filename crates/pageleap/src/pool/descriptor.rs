@@ -1,15 +1,15 @@
-//! Whether the descriptor of a share's file is still the library's: other code may close it.
+//! Checks that the descriptor of a share's file is still the library's: other code may close it.
 
 use super::share::{Share, ShareInner};
 use crate::backend::{Call, Errno};
 use crate::error::Error;
 
-/// How a mapping of a file fails whose descriptor has been closed: before it changes anything.
+/// The failure of mapping a file whose descriptor has been closed. It comes before any change.
 pub(super) const LOST: (Call, Errno) = (Call::Map, Errno(libc::EBADF));
 
 impl Share {
-    /// Refuses if other code has closed the descriptor of the frames' file. Then nothing more can be
-    /// mapped of it; what is mapped stays.
+    /// Refuses if other code has closed the descriptor of the frames' file. Then no more of the
+    /// file can be mapped, but existing mappings stay.
     pub(crate) fn check_descriptor(&self) -> Result<(), Error> {
         let inner = &*self.0;
         if inner.backend.has_file(inner.file) {

@@ -1,10 +1,10 @@
-//! Faulting a pool in, step by step. Steps are taken only while the limits of [`room`](super::room)
+//! Faults a pool in, step by step. Steps are taken only while the limits of [`room`](super::room)
 //! leave memory for them, and the result is verified.
 //!
-//! If a pool were bound strictly and filled by touching, a full node would bring the OOM killer,
-//! and hugetlb a SIGBUS. So base pages are *preferred* on the node, and bound only after the kernel
-//! has confirmed where they are. hugetlb pages are populated by a call that reports an error
-//! instead of raising a signal.
+//! If a pool were bound strictly (MPOL_BIND) and filled by touching, a full node would bring the
+//! OOM killer, and hugetlb a SIGBUS. So base pages are only *preferred* on the node
+//! (MPOL_PREFERRED), and bound after the kernel has confirmed where they are. hugetlb pages are
+//! populated by a call that reports an error instead of raising a signal (MADV_POPULATE_WRITE).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -23,13 +23,14 @@ use crate::sync::{Mutex, lock, thread};
 use crate::topology::Topology;
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize};
 
-/// How often pages are populated again that the kernel shows as absent.
+/// How often absent pages are populated again.
 const LOOKS: u32 = 8;
-/// Most pages that can be absent for a moment only. If more are, populating them again is no cure.
+/// The most pages that can be absent for a moment only. If there are more, populating them again is
+/// no cure.
 const MOMENTARY: u64 = 64;
 /// Bytes populated at once.
 const STEP: u64 = 32 << 20;
-/// Pages that a thread asks the kernel about before it takes further ones.
+/// Pages whose nodes a thread queries before it takes further ones.
 const VERIFIED_AT_ONCE: u64 = 8192;
 /// Most threads that fill a share: more do not fault faster, because the kernel's allocator is the
 /// limit.
@@ -55,7 +56,7 @@ impl Share {
     }
 }
 
-/// Faults a whole share in, and verifies on which node its pages lie and how large they are.
+/// Faults a whole share in, and verifies the node and the size of its pages.
 fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     let inner = &*share.0;
     let backend = &*inner.backend;
@@ -66,10 +67,10 @@ fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     let policy =
         if inner.page.is_hugetlb() { Policy::Bind(node.0) } else { Policy::Preferred(node.0) };
     // A seccomp filter may refuse `mbind`. Then the threads that fault the memory in run on the
-    // node's CPUs, and by default the kernel takes memory of the node of the CPU. Either way the
-    // result is verified. SAFETY: the alias is the share's own.
+    // node's CPUs, and by default the kernel takes memory of the node of the CPU (first touch).
+    // Either way the result is verified. SAFETY: the alias is the share's own.
     let bound = unsafe { backend.bind(start, len, policy) };
-    // Address space that is needed at the end is reserved now: filling a pool takes long.
+    // Address space that is needed at the end is reserved now, because filling a pool takes long.
     let window =
         if bound.is_ok() && !inner.page.is_hugetlb() { Some(share.window()?) } else { None };
     let fillers = Fillers::new(share, plan, bound.is_ok())?;
@@ -118,7 +119,8 @@ impl<'a> Fillers<'a> {
         Ok(Fillers { share, cpus, tables, threads })
     }
 
-    /// Makes one of the library's own threads take memory of the right nodes.
+    /// Sets affinity and memory policy of one of the library's own threads, so that it takes memory
+    /// of the right nodes.
     fn settle_thread(&self) {
         affinity::run_on(&self.cpus);
         if let Some(tables) = self.tables {
@@ -188,8 +190,9 @@ impl<'a> Fillers<'a> {
         failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
     }
 
-    /// Where the frames lie. All frames are filled before the first is asked about: memory that
-    /// runs short meanwhile may make the kernel move frames away again (to a slower tier, say).
+    /// The nodes on which the frames lie. All frames are filled before the first is queried: memory
+    /// that runs short meanwhile may make the kernel move frames away again (to a slower tier,
+    /// say).
     fn placement(&self) -> Result<NodeCounts, Error> {
         let inner = &*self.share.0;
         if inner.frames <= VERIFIED_AT_ONCE || self.threads == 1 {
@@ -213,14 +216,14 @@ impl<'a> Fillers<'a> {
             lock(&found).join(&counts);
         });
         if refused.into_inner() {
-            // This call knows another way, or makes an error of the refusal.
+            // This call has another way (`numa_maps`), or returns the refusal as an error.
             return self.share.placement_of_all();
         }
         Ok(found.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
-    /// Verifies that all frames lie on the share's node. `bound` is what the kernel said to the
-    /// policy of the alias.
+    /// Verifies that all frames lie on the share's node. `bound`: the result of `mbind` on the
+    /// alias; used for the remedy only.
     fn verify_node(&self, bound: Result<(), Errno>) -> Result<(), Error> {
         let inner = &*self.share.0;
         let mut found = self.placement()?;
@@ -229,7 +232,7 @@ impl<'a> Fillers<'a> {
                 break;
             }
             // The kernel is moving a page at this moment (for compaction, say), or has dropped its
-            // page table entry. The call waits for the one and restores the other.
+            // page table entry. Populating waits for the move, and restores the entry.
             let (start, len) = (inner.alias_of(0), self.share.bytes() as usize);
             // SAFETY: the alias is the share's own.
             let _ = unsafe { inner.backend.populate(start, len, true) };
@@ -276,7 +279,8 @@ fn check_page_size(page: PageSize, node: NodeId, addr: usize, len: usize) -> Res
     })
 }
 
-/// How many bytes of a filled range of `len` bytes are in huge pages. Rounding never makes it all.
+/// How many bytes of a filled range of `len` bytes are in huge pages. The result is rounded down,
+/// so that it is `len` only if all are.
 fn huge_bytes(mapped: &MappedPages, len: u64) -> u64 {
     if mapped.huge_mapped_ratio >= 1.0 {
         return len;

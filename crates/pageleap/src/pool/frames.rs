@@ -1,4 +1,4 @@
-//! Which frames of a pool are free. Pure bookkeeping: no system calls, no locks.
+//! The free frames of a pool. Pure bookkeeping: no system calls, no locks.
 //!
 //! Frames are handed out in runs, contiguous if possible and always in ascending order. If
 //! neighbouring pages of a region have neighbouring frames, they share one mapping. Scattered

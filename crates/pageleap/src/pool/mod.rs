@@ -105,7 +105,7 @@ impl PoolBuilder {
     ///
     /// # Errors
     /// If too little memory or too few huge pages are free, or the cpuset of the process does not
-    /// allow a node. The error says how much is free and what to do. All memory is given back.
+    /// allow a node. The error says how much is free and how to fix it. All memory is given back.
     pub fn build(self) -> Result<Pool, Error> {
         let page_bytes = self.page.bytes() as u64;
         if self.bytes == 0 || self.bytes > 1 << 46 {

@@ -1,5 +1,5 @@
-//! What a call needs of each share. A call takes frames piece by piece, and its error speaks of all
-//! of them.
+//! Counts the frames that a call needs of each share. A call takes frames piece by piece, but its
+//! error has to name the sum.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +22,8 @@ impl Needs {
         self.0.entry(share.id()).or_default().frames += frames;
     }
 
-    /// Notes that `frames` frames have been taken. An error speaks of the time before the call took
-    /// any frame: by the time a user reads it, all of them have been given back.
+    /// Notes that `frames` frames have been taken. An error describes the pool before the call took
+    /// any frame, because by the time a user reads it, all of them have been given back.
     pub(crate) fn taken<T>(
         &mut self,
         share: &Share,

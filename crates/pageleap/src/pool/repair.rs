@@ -1,5 +1,5 @@
-//! Repairs of aliases: what the alias of a frame needs before the frame may be free, or before a
-//! migration may copy into it.
+//! Repairs the aliases of frames, before a frame may be free and before a migration may copy into
+//! it.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -14,18 +14,18 @@ use crate::observe::{AttributeRun, Attributes};
 use crate::sync::{lock, monotonic_ns};
 use crate::units::{NodeId, PageSize};
 
-/// A look at the attributes of an alias that takes longer than this takes longer than a new mapping
-/// of 16 MB.
+/// A look at the attributes of an alias is slow if it takes longer than this: a new mapping of 16
+/// MB takes less.
 const SLOW_NS: u64 = 2_000_000;
 
-/// For how long aliases are mapped anew after a slow look. Another thread may have had the CPU
-/// meanwhile, so the verdict does not last.
+/// For how long after a slow look aliases are mapped anew without a look. A look may have been slow
+/// only because another thread had the CPU, so this does not last.
 const LOOKS_AGAIN_NS: u64 = 100_000_000;
 
 impl Share {
     /// Repairs the alias of `run`, so that it is filled and writable, with [`ALIAS_ATTRIBUTES`].
     pub(super) fn mend_alias(&self, run: Run) -> Result<(), (Call, Run, Errno)> {
-        // If a repair fails, the next kind of repair does the same.
+        // After a failure the next, stronger kind of repair does the work.
         let outcome = |repaired: &Result<(), Errno>| match repaired {
             Ok(()) => AliasEvent::Mended,
             Err(_) => AliasEvent::Spoilt,
@@ -61,15 +61,15 @@ impl Share {
         lock(&self.0.state).aliases.runs_in(run, alias)
     }
 
-    /// Removes from the alias of vacated frames the marks of a tracker. `untrack` ends tracking of
-    /// an address range. The page tables stay.
+    /// Removes a tracker's marks (write-protection) from the alias of vacated frames. `untrack`
+    /// ends the tracking of an address range. The page tables stay.
     pub(crate) fn take_marks(&self, run: Run, untrack: impl Fn(usize, usize) -> Result<(), Errno>) {
         for part in self.0.steps(run) {
             let (addr, len) =
                 (self.0.alias_of(part.first), part.frames as usize * self.0.page.bytes());
-            // The marks have left page table entries that do not allow writing. Taking the
-            // permission away and giving it again restores the entries, which takes a fraction of
-            // the time of a fault for each.
+            // Write-protection has left page table entries that do not allow writing. Taking the
+            // permission away and giving it again restores the entries, in a fraction of the time
+            // of a fault for each.
             // SAFETY: the alias is the share's own, and the frames have no user.
             let healed = untrack(addr, len).and_then(|()| unsafe {
                 self.0.backend.protect(addr, len, Prot::READ)?;
@@ -131,8 +131,8 @@ impl Share {
         }
     }
 
-    /// The same where it is known which attributes the alias has got, by as few calls as possible,
-    /// and joins it with its neighbours. What it has beyond them, a later look finds.
+    /// Reclaims an alias that has got the attributes `lent`, by the fewest calls, and joins it with
+    /// its neighbours. Any further attributes are found by a later look.
     pub(crate) fn reclaim_from(&self, run: Run, lent: &Attributes) {
         let inner = &*self.0;
         let own = Attributes { huge_pages: lent.huge_pages, ..ALIAS_ATTRIBUTES };
@@ -161,11 +161,11 @@ impl Share {
         lock(&inner.state).aliases.note(run, event);
     }
 
-    /// Looks whether the reclaimed alias of frames that nobody uses has its own attributes. The
-    /// program may have set others on a span right before the span's page tables went to the alias,
-    /// and no call takes back advice on huge pages. Such an alias is mapped anew later, because the
-    /// next region would get the attributes with the page tables. One call of this function for many
-    /// runs costs less than a call for each.
+    /// Checks whether the reclaimed alias of unused frames has its own attributes. The program may
+    /// have set others on a span right before the span's page tables went to the alias, and no call
+    /// takes back advice on huge pages. Such an alias is mapped anew later, because the next region
+    /// would get the attributes with the page tables. One call of this function for many runs costs
+    /// less than a call for each.
     pub(crate) fn look_at_reclaimed(&self, runs: &[Run]) {
         let inner = &*self.0;
         let doubtful: Vec<Run> =
@@ -175,7 +175,7 @@ impl Share {
         }
         let ranges: Vec<_> = doubtful.iter().map(|run| inner.alias_range(*run)).collect();
         let began_ns = monotonic_ns();
-        // Smaps takes long where it is read as a whole: of hugetlb pages, for one.
+        // Smaps takes long where it has to be read as a whole: for hugetlb pages always.
         let is_slow =
             inner.page.is_hugetlb() || began_ns < inner.looks_again_ns.load(Ordering::Relaxed);
         let seen = if is_slow { None } else { inner.backend.attributes(&ranges).ok() };
@@ -198,9 +198,9 @@ impl Share {
         }
     }
 
-    /// Has the kernel join the alias of frames that nobody uses with its neighbours, where it has
-    /// not. The kernel tries to whenever an attribute changes, so one is changed and changed back.
-    /// If that fails, the alias stays apart until the frames are free.
+    /// Makes the kernel merge the alias of unused frames with its neighbours, if it has not. The
+    /// kernel tries that whenever an attribute changes, so one is changed and changed back. If it
+    /// fails, the alias stays apart until the frames are free.
     pub(crate) fn rejoin(&self, run: Run) {
         let (addr, len) = (self.0.alias_of(run.first), run.frames as usize * self.0.page.bytes());
         for advice in [Advice::DoDump, Advice::DontDump] {
@@ -298,9 +298,9 @@ impl ShareInner {
         }
         self.reclaim_alias(run)?;
         let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
-        // For reading, because then the kernel maps 16 pages per fault, and pages of a shared
-        // memory file are writable all the same. SAFETY: the alias is the share's own, and the
-        // frames have no user.
+        // For reading, because then the kernel maps 16 pages per fault (fault-around), and pages of
+        // a shared memory file are writable all the same. SAFETY: the alias is the share's own, and
+        // the frames have no user.
         unsafe { self.backend.populate(addr, len, false) }
     }
 

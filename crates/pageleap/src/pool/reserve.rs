@@ -47,8 +47,8 @@ impl HugePageReservation {
         raise(node, page, total, pages)
     }
 
-    /// Pages that a process had added and not given back when it ended. Dropping the value gives
-    /// them back.
+    /// Takes over pages that a process had added and not given back when it ended. Dropping the
+    /// value gives them back.
     ///
     /// # Errors
     /// If the page size is not one of hugetlb.
@@ -75,7 +75,7 @@ impl Drop for HugePageReservation {
     }
 }
 
-/// The file that says how many huge pages of that size the node has.
+/// The file with the number of huge pages of that size on the node.
 fn count_file(node: NodeId, page: PageSize) -> Result<PathBuf, Error> {
     if !page.is_hugetlb() {
         return Err(Error::BadArgument {
@@ -125,8 +125,8 @@ fn raise(
     Ok(HugePageReservation { total, added, process: std::process::id() })
 }
 
-/// The number of pages that stay when they are freed. The file counts surplus pages too, but what is
-/// written there is the number without them.
+/// The number of persistent huge pages, without surplus pages. Reading the file counts surplus
+/// pages too, but the number to write there is without them.
 fn reserved(total: &Path) -> Result<u64, Error> {
     let surplus = read_count(&total.with_file_name("surplus_hugepages")).unwrap_or(0);
     Ok(read_count(total)?.saturating_sub(surplus))

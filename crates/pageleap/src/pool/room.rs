@@ -1,10 +1,10 @@
-//! Room for a pool: a node, the machine and the memory cgroups have limits, and a pool that would
-//! exceed one is refused by an error. Without the check the OOM killer would come.
+//! Room for a pool. A node, the machine and the memory cgroups have limits. A pool that would
+//! exceed one is refused by an error; without this check the OOM killer would come.
 //!
 //! A thread that fills a pool *announces* bytes before it takes them, and reads the limits after
-//! that. Free memory shows only what has been taken, so each thread counts the announced bytes of
-//! all others against the limits as well. Reading the limits takes some hundred microseconds. So a
-//! thread announces many steps at once while much room is left ([`granted`]).
+//! that. Free memory shows only bytes that have been taken, so each thread also counts the
+//! announced bytes of all others against the limits. Reading the limits takes some hundred
+//! microseconds. So a thread announces many steps at once while much room is left ([`granted`]).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -170,9 +170,9 @@ impl ShareInner {
     }
 }
 
-/// How many bytes a thread may take before it reads the limits again; `None` if `step` bytes do
-/// not fit. `others`: what other threads have announced. The answer is `step` where little room is
-/// left, and never above `wanted`, which is at least `step`.
+/// How many bytes a thread may take before it reads the limits again; `None` if `step` bytes do not
+/// fit. `others`: the bytes that other threads have announced. The answer is `step` if little room
+/// is left, and never above `wanted`, which is at least `step`.
 fn granted(room: u64, others: u64, step: u64, wanted: u64) -> Option<u64> {
     let left = room.checked_sub(others).filter(|left| *left >= step)?;
     Some((left / PART / step * step).clamp(step, wanted))
@@ -180,7 +180,7 @@ fn granted(room: u64, others: u64, step: u64, wanted: u64) -> Option<u64> {
 
 /// The bytes that one thread has announced. Dropping the value takes them back.
 pub(super) struct Announced<'a> {
-    /// What all threads have announced together.
+    /// The bytes that all threads have announced together.
     all: &'a AtomicU64,
     left: u64,
 }
@@ -191,8 +191,8 @@ impl<'a> Announced<'a> {
     }
 
     /// Makes sure that at least `step` bytes are announced and fit under all limits. Up to `wanted`
-    /// bytes are announced at once. Waits for other threads where only their announcements stand in
-    /// the way.
+    /// bytes are announced at once. If only the announcements of other threads stand in the way, it
+    /// waits for them.
     pub(super) fn cover(
         &mut self,
         step: u64,
@@ -299,7 +299,7 @@ mod tests {
     }
 
     /// A machine whose free memory shrinks when a thread takes some. Threads of several pools take
-    /// what they may, until one is refused: the machine is nearly full then, and never too full.
+    /// memory until one is refused: the machine is nearly full then, and never too full.
     #[test]
     #[cfg(not(miri))]
     fn threads_together_never_take_more_than_there_is() {

@@ -63,7 +63,7 @@ pub(super) struct State {
     allocator: FrameAllocator,
     /// Frames that have held data. They are zeroed before a region gets them as new memory.
     used: FrameSet,
-    /// The states of aliases: what is to be repaired before a frame is free.
+    /// The states of aliases, which tell the repairs that frames need before they are free.
     pub(super) aliases: Aliases,
     /// Frames whose page tables may lie on another node than the share wants.
     pub(super) strayed: FrameSet,
@@ -73,7 +73,7 @@ pub(super) struct State {
     announced: u64,
 }
 
-/// What is mapped where an alias is to be mapped.
+/// The state of the addresses at which an alias is to be mapped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fill {
     /// Reserved address space; page tables are filled later.
@@ -84,7 +84,7 @@ pub(super) enum Fill {
     Torn,
 }
 
-/// What a share is to be.
+/// The properties of a share that is to be made.
 pub(super) struct Plan<'a> {
     pub(super) node: NodeId,
     pub(super) tables: Option<NodeId>,
@@ -162,12 +162,12 @@ impl Share {
         (state.allocator.free_frames() + unmapped) * self.0.page.bytes() as u64
     }
 
-    /// Asks the kernel where all frames lie, free and used ones.
+    /// Queries on which node all frames lie, free and used ones.
     pub(crate) fn verify(&self) -> Result<Verification, Error> {
         self.verify_frames(Run { first: 0, frames: self.0.frames })
     }
 
-    /// Asks the kernel where some frames lie. It maps them once more, because other threads may be
+    /// Queries on which node some frames lie. It maps them once more, because other threads may be
     /// changing their mappings.
     pub(crate) fn verify_frames(&self, run: Run) -> Result<Verification, Error> {
         let backend = &*self.0.backend;
@@ -223,7 +223,7 @@ impl Share {
         Ok(())
     }
 
-    /// Where the frames of a share lie that has just been filled.
+    /// The nodes of all frames of a share that has just been filled, queried through its alias.
     pub(super) fn placement_of_all(&self) -> Result<NodeCounts, Error> {
         NodeCounts::of_range(&*self.0.backend, self.0.alias_of(0), self.0.frames, self.0.page)
     }

@@ -7,8 +7,8 @@ use crate::backend::{FailAt, FailMode, Model};
 use crate::pool::Pool;
 use crate::pool::alias::AliasEvent;
 
-/// What is where a call has left a hole, or not: ours goes with the pool, and what another thread
-/// has mapped there stays.
+/// Where a call may have left a hole, the pool's own mapping goes with the pool, but memory that
+/// another thread has mapped there stays.
 #[cfg(not(miri))]
 #[test]
 fn what_another_thread_has_mapped_into_a_hole_stays_there() {
@@ -47,8 +47,8 @@ fn any_node() -> NodeId {
     topology.nodes().iter().find(|node| node.total_bytes > 0).unwrap().id
 }
 
-/// Where a hole may be and none is, nothing is left: one mapping would keep all memory of the pool.
-/// The model looks for it.
+/// If there may be a hole and is none, no mapping is left there: one would keep all memory of the
+/// pool. The model is asked for it.
 #[test]
 fn a_pool_goes_with_all_of_its_alias() {
     let model = Arc::new(Model::new());
@@ -68,7 +68,7 @@ fn a_pool_goes_with_all_of_its_alias() {
     assert!((0..4).all(|i| !model.is_mapped(alias + i * page, page)));
 }
 
-/// A number that may stand for another file is not mapped, and what is mapped stays in use.
+/// A number that may stand for another file is not mapped, and existing mappings stay in use.
 #[test]
 fn nothing_is_mapped_of_a_file_whose_descriptor_is_lost() {
     use crate::{Ended, Migration, Region};
@@ -95,8 +95,9 @@ fn nothing_is_mapped_of_a_file_whose_descriptor_is_lost() {
     assert!(!matches!(back.wait().ended, Ended::Failed(_)));
 }
 
-/// Without its file's descriptor nothing can be mapped anew, and what is there stays the pool's: it
-/// keeps the frames out of circulation, and goes with the pool. The model looks for what is left.
+/// Without its file's descriptor no alias can be mapped anew, and the old mapping stays the pool's:
+/// it keeps the frames out of circulation, and goes with the pool. The model is asked for mappings
+/// that are left.
 #[test]
 fn an_alias_that_cannot_be_mapped_anew_goes_with_its_pool() {
     let model = Arc::new(Model::new());
@@ -118,7 +119,7 @@ fn an_alias_that_cannot_be_mapped_anew_goes_with_its_pool() {
     assert!((0..4).all(|i| !model.is_mapped(alias + i * page, page)));
 }
 
-/// What is reserved could otherwise not be told from what a repair is to find there.
+/// A repair could not tell such a reservation from the mapping that it expects there.
 #[cfg(not(miri))]
 #[test]
 fn holes_in_pools_and_regions_are_not_used_for_others() {
@@ -126,7 +127,8 @@ fn holes_in_pools_and_regions_are_not_used_for_others() {
     const SMALL: usize = 2 << 20;
     let linux = Linux;
     let check = |start: usize| {
-        // SAFETY: unused parts of a pool and of a region of this test, and what it has reserved.
+        // SAFETY: unused parts of a pool and of a region of this test, and ranges that it has
+        // reserved.
         let release = |addr, len| unsafe { linux.release(addr, len) }.unwrap();
         release(start + PART, PART);
         let is_in_hole = |addr: usize| addr < start + 2 * PART && addr + SMALL > start + PART;
@@ -150,11 +152,12 @@ fn holes_in_pools_and_regions_are_not_used_for_others() {
     check(share.0.alias_of(0));
     let region = crate::Region::reserve(3 * PART, PageSize::Base).unwrap();
     check(region.as_ptr().as_ptr() as usize);
-    // What is there now is not known.
+    // The mappings at its addresses are not known any more, so the region must not be dropped.
     std::mem::forget(region);
 }
 
-/// What cannot be mapped again is not waited for, and is had as soon as it can.
+/// Nobody waits for frames whose alias cannot be mapped again, but they can be taken as soon as it
+/// can.
 #[test]
 fn announced_frames_that_cannot_be_given_back_are_not_waited_for() {
     const FRAMES: u64 = 4;
@@ -170,7 +173,7 @@ fn announced_frames_that_cannot_be_given_back_are_not_waited_for() {
     failing.arm();
     share.give_back_announced(run).unwrap_err();
     assert_eq!(failing.struck(), Some(Call::Map));
-    // Who needs more than the pool can have would wait for ever if they were still announced.
+    // If they were still announced, a call that needs more than the pool has would wait for ever.
     assert_eq!(lock(&share.0.state).announced, 0);
     assert_eq!(share.take(FRAMES, 0).unwrap(), all);
     share.give_back(run).unwrap();

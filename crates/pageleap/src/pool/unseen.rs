@@ -1,11 +1,12 @@
-//! Room under limits that this process cannot see: those of memory cgroups outside of its namespace.
+//! Finds out whether memory fits under limits that this process cannot see: those of memory cgroups
+//! outside of its namespace.
 //!
-//! If a page does not fit under the limit of a memory cgroup, the kernel kills a process in it. For
-//! a page of 2 MB it does not: it refuses the page (`mem_cgroup_oom` in mm/memcontrol.c looks at
-//! requests of at most eight pages). `madvise(MADV_COLLAPSE)` (Linux 6.1) asks for such a page and
-//! reports EBUSY if the cgroup refuses it. So huge pages of as many bytes are taken first, and given
-//! back, before a step of a pool is taken. Where memory is too fragmented for that, or the kernel
-//! older, the room stays unknown.
+//! If a page of 4 KB does not fit under the limit of a memory cgroup, the kernel kills a process in
+//! it. A page of 2 MB it refuses instead (`mem_cgroup_oom` in mm/memcontrol.c looks at requests of
+//! at most eight pages). `madvise(MADV_COLLAPSE)` (Linux 6.1) asks for such a page and reports
+//! EBUSY if the cgroup refuses it. So before each step of a pool, huge pages of as many bytes are
+//! taken and given back. If memory is too fragmented for that, or the kernel is older, the room
+//! stays unknown.
 
 use super::room::{MARGIN, Room};
 use crate::address_ranges::reserve_aligned;
@@ -19,13 +20,14 @@ pub(crate) struct Unseen<'a> {
     backend: &'a dyn Backend,
     node: NodeId,
     why: String,
-    /// What stays free for others, taken while the pool is filled.
+    /// Memory that stays free for others, held while the pool is filled.
     _margin: Option<Held<'a>>,
-    /// One thread tries at a time: what others try would look like a lack of room.
+    /// Only one thread tries at a time, because the huge pages of another would look like a lack of
+    /// room.
     turn: Mutex<()>,
 }
 
-/// Whether bytes fit.
+/// Whether a number of bytes fits.
 enum Fits<'a> {
     Yes(Held<'a>),
     No,
@@ -43,7 +45,7 @@ impl<'a> Unseen<'a> {
     /// The limits that may be hidden from this process; `None` if all groups are seen.
     ///
     /// # Errors
-    /// The room does not even suffice for what is to stay free.
+    /// There is not even room for the memory that has to stay free ([`MARGIN`]).
     pub(crate) fn of(backend: &'a dyn Backend, node: NodeId) -> Result<Option<Self>, Error> {
         let room = Room::now(node)?;
         let Some(why) = room.hidden().map(str::to_owned) else { return Ok(None) };

@@ -1,9 +1,9 @@
 //! The bytes of a region that a job or a call is changing.
 //!
-//! A job *claims* its ranges whole, from its start until it moves no more pages. Of these it works
-//! on a few pages at a time, which are *under way*. While a claim is *open*, a call that discards
-//! pages or backs them may *withdraw* any others: the bytes are the call's then, and nobody's
-//! afterwards, and the job leaves them as they are. So a call waits for an attempt at most, and an
+//! A job *claims* its ranges whole, from its start until it moves no more pages. Within them it
+//! works on a few pages at a time, which are *under way*. While a claim is *open*, a call that
+//! discards or backs pages may *withdraw* any others. These belong to the call, and afterwards to
+//! nobody, and the job leaves them as they are. So a call waits for one attempt at most, and an
 //! attempt never meets pages that a call is changing.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use super::RegionInner;
 use crate::error::Error;
 use crate::sync::{Condvar, Instant, Mutex, lock};
 
-/// Who claims bytes.
+/// A job or a call that claims bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner(u64);
 
@@ -28,14 +28,15 @@ struct Part {
     open: bool,
 }
 
-/// Which bytes are claimed, and which calls wait for some. Pure bookkeeping.
+/// The claimed bytes, and the calls that wait for some. Pure bookkeeping.
 #[derive(Debug, Default)]
 struct Claims {
     /// Disjoint, by their first byte.
     parts: BTreeMap<usize, Part>,
-    /// What attempts are moving.
+    /// Bytes that attempts are moving.
     under_way: Vec<Range<usize>>,
-    /// Calls that wait, in the order in which they came. No attempt begins on what they wait for.
+    /// Calls that wait, in the order of their arrival. No attempt begins on bytes that they wait
+    /// for.
     waiting: Vec<(Owner, Range<usize>)>,
     /// How many owners there have been.
     owners: u64,
@@ -68,7 +69,7 @@ impl Claims {
         }
     }
 
-    /// Claims a range for a job, unless part of it is claimed, or waited for.
+    /// Claims a range for a job, unless part of it is claimed, or a call waits for part of it.
     fn claim(&mut self, range: &Range<usize>) -> Option<Owner> {
         let is_free = self.overlapping(range).next().is_none()
             && !self.waiting.iter().any(|(_, other)| overlap(range, other));
@@ -79,9 +80,9 @@ impl Claims {
         })
     }
 
-    /// Whether a call may withdraw a range from jobs. It may not if part of the range is under way, or
-    /// claimed and not open, or if a call waits for it that came before. `waits` is the call itself,
-    /// if it waits.
+    /// Whether a call may withdraw a range from jobs. It may not if part of the range is under way,
+    /// or claimed and not open, or if an earlier call waits for it. `waits` is the call itself, if
+    /// it waits.
     fn may_withdraw(&self, range: &Range<usize>, waits: Option<Owner>) -> bool {
         let mut before = self.waiting.iter().take_while(|(call, _)| Some(*call) != waits);
         !before.any(|(_, other)| overlap(range, other))
@@ -115,14 +116,14 @@ impl Claims {
         Some(Ok((owner, admitted)))
     }
 
-    /// Marks bytes as under way, unless some are no longer the owner's, or open and waited for: then
-    /// returns those.
+    /// Marks bytes as under way. If some are no longer the owner's, or are open and a call waits
+    /// for them, returns those instead.
     fn begin(&mut self, owner: Owner, range: &Range<usize>) -> Result<(), Vec<Range<usize>>> {
         let mut gone: Vec<Range<usize>> = Vec::new();
         let mut rest = range.end;
         for (start, part) in self.overlapping(range).filter(|(_, part)| part.owner == owner) {
             let own = common(range, &(start..part.end));
-            // What is not open is waited for in vain until the job is over.
+            // A call that waits for bytes which are not open waits in vain until the job is over.
             let waiting = self.waiting.iter().filter(|_| part.open);
             gone.extend(waiting.map(|(_, other)| common(&own, other)));
             gone.push(own.end..rest);
@@ -145,8 +146,8 @@ impl Claims {
         Err(joined)
     }
 
-    /// Sorts what [`Claims::begin`] has returned: bytes that are still the owner's, because a call
-    /// waits for them only, and the others.
+    /// Sorts the result of [`Claims::begin`]: first the bytes that are still the owner's, because a
+    /// call only waits for them, then the others.
     fn sort(&self, owner: Owner, gone: &[Range<usize>]) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
         let (mut own, mut others) = (Vec::new(), Vec::new());
         for range in gone {
@@ -168,7 +169,7 @@ impl Claims {
         self.under_way.swap_remove(at.expect("it was put there"));
     }
 
-    /// What an owner still has of what it has claimed, in order.
+    /// The parts of a claimed range that its owner still has, in order.
     fn left_of<'a>(
         &'a mut self,
         owner: Owner,
@@ -187,8 +188,8 @@ pub(super) struct BusyRanges {
     freed: Condvar,
 }
 
-/// Bytes that nobody else changes until the claim is dropped, except what is withdrawn from it. A
-/// claim keeps the region mapped.
+/// Bytes that nobody else changes until the claim is dropped, unless a call withdraws them. A claim
+/// keeps the region mapped.
 pub(crate) struct Claim {
     region: Arc<RegionInner>,
     range: Range<usize>,
@@ -200,7 +201,7 @@ impl Claim {
         &self.region
     }
 
-    /// What was claimed.
+    /// The range as it was claimed.
     pub(crate) fn range(&self) -> Range<usize> {
         self.range.clone()
     }
@@ -209,7 +210,7 @@ impl Claim {
         self.owner
     }
 
-    /// Lets calls withdraw what is not under way, or no longer.
+    /// Allows or forbids calls to withdraw bytes that are not under way.
     pub(crate) fn set_open(&self, open: bool) {
         let mut claims = lock(&self.region.busy.claims);
         claims.left_of(self.owner, &self.range).for_each(|(_, part)| part.open = open);
@@ -237,9 +238,9 @@ impl Drop for Claim {
 
 /// Pages with which an attempt cannot begin.
 pub(crate) struct Gone {
-    /// They are no longer the job's.
+    /// Pages that are no longer the job's.
     pub(crate) withdrawn: Vec<Range<u64>>,
-    /// A call waits for them, and may withdraw them yet, or fail.
+    /// Pages for which a call waits, which may yet withdraw them, or fail.
     pub(crate) waited_for: Vec<Range<u64>>,
 }
 
@@ -253,7 +254,7 @@ impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut claims = lock(&self.region.busy.claims);
         claims.end(&self.bytes);
-        // A call to the kernel for each attempt is worth a look.
+        // Checked first, because waking takes a system call.
         if !claims.waiting.is_empty() {
             self.region.busy.freed.notify_all();
         }
@@ -269,9 +270,10 @@ impl RegionInner {
         }
     }
 
-    /// Claims a byte range for a call, which waits as long for attempts of jobs and for other calls.
-    /// Meanwhile no attempt begins on it. As soon as the range may be withdrawn, `admit` has the last
-    /// word. After an error jobs keep the range. `admit` takes no lock of a job or of claims.
+    /// Claims a byte range for a call, which waits up to `patience` for attempts of jobs and for
+    /// other calls. Meanwhile no attempt begins on it. When the range may be withdrawn, `admit` has
+    /// the last word. After an error jobs keep the range. `admit` takes no lock of a job or of
+    /// claims.
     pub(super) fn withdraw<T>(
         self: &Arc<Self>,
         range: Range<usize>,
@@ -298,7 +300,7 @@ impl RegionInner {
                 claims = freed.wait_timeout(claims, left).unwrap_or_else(PoisonError::into_inner).0;
             };
             claims.waiting.retain(|(other, _)| *other != call);
-            // Others may have waited for this one.
+            // Other calls may have waited for this one.
             freed.notify_all();
             withdrawn
         };
@@ -436,7 +438,7 @@ mod tests {
         assert_eq!(claims.begin(job, &(2..6)), Err(vec![2..5]));
         assert_eq!(claims.sort(job, &[2..5]), (vec![2..5], vec![]), "a call may yet give up");
         assert_eq!(claims.claim(&(4..9)), None, "a new job gets what a call waits for");
-        // One after the other, and nobody who does not wait before them.
+        // Waiting calls come in order, and before calls that do not wait.
         assert_eq!(withdraw(&mut claims, &(1..4), Some(first)), None, "it is under way");
         assert_eq!(withdraw(&mut claims, &(3..5), Some(second)), None, "it is not its turn");
         assert_eq!(withdraw(&mut claims, &(4..6), None), None, "it is not its turn");
@@ -452,7 +454,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(cases(256, 4))]
-        /// Against the owner of each byte.
+        /// Compares with a list of the owner of each byte.
         #[test]
         fn agrees_with_a_list_of_bytes(steps in prop::collection::vec((0usize..40, 1usize..12, 0u8..4, any::<prop::sample::Index>()), 1..60)) {
             let mut claims = Claims::default();

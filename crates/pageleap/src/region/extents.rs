@@ -1,4 +1,4 @@
-//! Which frames back which pages of a region. Pure bookkeeping.
+//! The frames that back the pages of a region. Pure bookkeeping.
 //!
 //! An extent is a run of consecutive pages backed by consecutive frames of one share. Neighbours
 //! that continue each other are one extent; pages in no extent are unbacked.
@@ -142,7 +142,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(cases(256, 4))]
-        /// Against one `Option` per page.
+        /// Compares with one `Option` per page.
         #[test]
         fn agrees_with_a_page_array(steps in prop::collection::vec((0u64..32, 1u64..12, 0u8..3, 0u64..64, any::<bool>()), 1..40)) {
             let mut map = ExtentMap::new();

@@ -65,11 +65,11 @@ use crate::units::{AddressRange, PageSize, RegionId};
 ///   `precopy-protect` moves it. A signal handler whose mask contains SIGSEGV blocks it.
 /// * **No seccomp filter kills a thread** for the system calls of the fault handler, if the thread
 ///   writes into the region while the engine `mprotect` moves it.
-/// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of the region at any time, and
-///   survive migration. Pages that a job is to move stay readable until it has ended. Write access to
-///   pages that nobody could write is given before they move, or after. A call that comes some
-///   milliseconds before pages move may be lost for them.
-///   Nothing else may be mapped into the region's range.
+/// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of the region at any time,
+///   and survive migration. Pages that a job is to move stay readable until it has ended. Give
+///   write access to read-only pages before they move, or after. A call that comes some
+///   milliseconds before pages move may be lost for them. Nothing else may be mapped into the
+///   region's range.
 ///
 /// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it. Pointers
 /// into the region dangle then.
@@ -138,7 +138,8 @@ impl Region {
         Region::reserve_over(host_memory(), capacity, page)
     }
 
-    /// The same over a backend other than the kernel, for tests (feature `testing`).
+    /// Like [`Region::reserve`], over a backend other than the kernel, for tests (feature
+    /// `testing`).
     #[cfg(feature = "testing")]
     pub fn reserve_with(
         backend: Arc<dyn Backend>,
@@ -224,7 +225,7 @@ impl Region {
         self.back_within(range, place, Duration::ZERO)
     }
 
-    /// The same, but waits as [`Region::discard_within`] does.
+    /// Like [`Region::back`], but waits as [`Region::discard_within`] does.
     pub fn back_within(
         &self,
         range: Range<usize>,
@@ -265,7 +266,7 @@ impl Region {
                 "name unbacked pages only",
             )),
         };
-        // Also before, so that a call which cannot succeed does not wait.
+        // Checked before the wait too, so that a call which cannot succeed does not wait.
         check_unbacked()?;
         let (_claim, ()) = inner.withdraw(range.clone(), patience, check_unbacked)?;
         // Beyond the limit of address space an exchange would leave a hole, into which another
@@ -315,22 +316,22 @@ impl Region {
     /// part would dangle.
     ///
     /// The part may belong to a job's range, as long as the job is not moving pages of it at this
-    /// moment: the job leaves what has been discarded ([`Reason::Discarded`](crate::Reason)).
+    /// moment: the job leaves discarded pages out ([`Reason::Discarded`](crate::Reason)).
     ///
     /// # Errors
-    /// [`Error::RangeBusy`]: a job is moving pages of the part, or takes no pages of it away: it
-    /// begins, ends, or moves hugetlb pages, whose mappings it joins later; or another call works on
-    /// the part. [`Region::discard_within`] waits. [`Error::Pinned`]: a guard is on the part
-    /// ([`Region::pin`]). [`Error::Call`]: the process has as many mappings as it may have; some
-    /// pages of the part may still be backed then, with their contents.
+    /// [`Error::RangeBusy`]: a job is moving pages of the part, or lets no call withdraw pages,
+    /// because it begins, ends, or moves hugetlb pages, whose mappings it joins later; or another
+    /// call works on the part. [`Region::discard_within`] waits. [`Error::Pinned`]: a guard is on
+    /// the part ([`Region::pin`]). [`Error::Call`]: the process has as many mappings as it may
+    /// have; some pages of the part may still be backed then, with their contents.
     pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
         self.discard_within(range, Duration::ZERO)
     }
 
-    /// The same, but waits for at most `patience` until no job is moving pages of the part, and no
-    /// other call works on it. Meanwhile jobs begin no attempt on the part, and no new job gets it.
-    /// So the wait takes as long as one attempt, some milliseconds; with hugetlb pages it takes as
-    /// long as the job. Signals are handled meanwhile.
+    /// Like [`Region::discard`], but waits for at most `patience` until no job is moving pages of
+    /// the part, and no other call works on it. Meanwhile jobs begin no attempt on the part, and no
+    /// new job gets it. So the wait takes as long as one attempt, some milliseconds; with hugetlb
+    /// pages it takes as long as the job. Signals are handled meanwhile.
     ///
     /// # Errors
     /// As [`Region::discard`].
@@ -368,7 +369,7 @@ impl Region {
         let pages = self.0.pages(&range);
         let pinned =
             || Error::Pinned { range: AddressRange::new(self.0.addr(pages.start), range.len()) };
-        // Also before, so that a call which cannot succeed does not wait.
+        // Checked before the wait too, so that a call which cannot succeed does not wait.
         if self.0.pins.any(&pages) {
             return Err(pinned());
         }
@@ -437,7 +438,7 @@ impl Region {
         self.0.id
     }
 
-    /// On which nodes the backed pages lie, according to the kernel.
+    /// The nodes on which the backed pages lie, according to the kernel.
     pub fn placement(&self) -> Result<NodeCounts, Error> {
         let inner = &*self.0;
         let extents: Vec<Extent<Share>> = lock(&inner.extents).within(0..u64::MAX).collect();
@@ -510,7 +511,7 @@ impl RegionInner {
         (range.start / self.page.bytes()) as u64..(range.end / self.page.bytes()) as u64
     }
 
-    /// Where the pages of an extent lie, according to the kernel.
+    /// The nodes on which the pages of an extent lie, according to the kernel.
     fn nodes_of(&self, extent: &Extent<Share>) -> Result<NodeCounts, Error> {
         let start = self.addr(extent.pages.start);
         NodeCounts::of_range(&*self.backend, start, extent.frames().frames, self.page)

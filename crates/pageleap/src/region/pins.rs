@@ -132,7 +132,7 @@ impl Drop for Moving<'_> {
         let State { moving, guards } = &mut *lock(&self.pins.state);
         let at = moving.iter().position(|pages| *pages == self.pages).expect("it was put there");
         moving.swap_remove(at);
-        // A thread that waits has added its guard before.
+        // A thread that waits for these pages has added its guard already.
         if guards.first_in(&self.pages).is_some() {
             self.pins.changed.notify_all();
         }
@@ -205,7 +205,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(cases(256, 4))]
-        /// Against a counter for each page.
+        /// Compares with a counter for each page.
         #[test]
         fn guards_are_counted_by_page(steps in prop::collection::vec((0u64..40, 1u64..12, any::<prop::sample::Index>()), 1..if cfg!(miri) { 8 } else { 60 })) {
             let mut counts = Counts::default();
