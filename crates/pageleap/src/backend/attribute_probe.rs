@@ -1,19 +1,20 @@
-//! Reading the attributes of a mapping without a walk over its page tables.
+//! Reads the attributes of mappings without a walk over their page tables.
 //!
-//! Only smaps tells whether a mapping is locked, or kept from children and core dumps. To print one
-//! entry of smaps, the kernel visits every page of the mapping: 30 ms per GB, a quarter of the time
-//! that copying the GB takes. So one page of the mapping is duplicated. The duplicate has the same
-//! attributes and no page tables, and it lies below all other mappings, so that its entry is the
-//! first of the file. Several mappings are duplicated side by side, and read at once: opening the
-//! file and removing the duplicates takes longer than an entry. `/proc/self/maps` tells the bounds
-//! and the access of mappings without a walk, and from Linux 6.11 on those of one mapping
+//! Only `/proc/self/smaps` tells whether a mapping is locked, or left out of children and core
+//! dumps (VmFlags). To print one entry of smaps, the kernel visits every page of the mapping: 30 ms
+//! per GB, a quarter of the time that copying the GB takes. So one page of the mapping is
+//! duplicated (`mremap` with an old size of 0). The duplicate has the same attributes and no page
+//! tables, and it lies below all other mappings, so its entry is the first of the file. Several
+//! mappings are duplicated side by side and read at once, because opening the file and removing the
+//! duplicates takes longer than reading an entry. The bounds of mappings come from
+//! `/proc/self/maps`, which needs no walk; from Linux 6.11 on, a call returns those of one mapping
 //! (PROCMAP_QUERY).
 //!
 //! If this is not possible (on an old kernel, with hugetlb, without a free page at the bottom),
-//! smaps is read as it is; regions of hugetlb pages lie low for that (ADR 27). The same happens if
-//! `/proc/self/maps` shows a gap or an overlap in a range. Linux 6.17 and later print that file
-//! without the lock on the address space, while another thread may be moving a neighbour. For smaps
-//! the kernel takes the lock.
+//! smaps is read as it is. Regions of hugetlb pages lie at low addresses, where that is cheap (ADR
+//! 27). smaps is also read if `/proc/self/maps` shows a gap or an overlap in a range: Linux 6.17
+//! and later print that file without the lock on the address space, while another thread may be
+//! moving a neighbour. For smaps the kernel takes the lock.
 
 use std::io::Read;
 use std::ops::Range;
@@ -28,7 +29,8 @@ use crate::observe::{self, AttributeRun, Attributes};
 use crate::sync::{Mutex, lock};
 use crate::units::BASE_PAGE;
 
-/// The most mappings that are probed, at some 5 to 20 us each. Of more, smaps is read as it is.
+/// The most mappings that are probed, at some 5 to 20 us each. If there are more, smaps is read as
+/// it is.
 const MAX_PROBES: usize = 4096;
 
 /// The most duplicates at a time.
@@ -37,7 +39,7 @@ pub(crate) const MOST_DUPLICATES: usize = 64;
 /// The pages that are reserved for duplicates, if some are. The lock also keeps two probes apart.
 static PROBE: Mutex<Option<Range<usize>>> = Mutex::new(None);
 
-/// The process that has reserved them: a child made by `fork` may have holes there.
+/// The process that has reserved these pages: a child made by `fork` may have holes there.
 static RESERVED_BY: AtomicU32 = AtomicU32::new(0);
 
 /// The attributes of ranges; see [`super::Backend::attributes`].
@@ -71,11 +73,11 @@ fn covers(parts: &[Range<usize>], range: &Range<usize>) -> bool {
     end == Some(range.end)
 }
 
-/// The mappings of this process, as they are asked about.
+/// The mappings of this process, by either way to find their bounds.
 enum Mappings {
-    /// Each by a call.
+    /// Each by a call (PROCMAP_QUERY).
     Asked(sys::KeptFd),
-    /// All of them, read at once.
+    /// All of them, read at once from `/proc/self/maps`.
     Read(Vec<Range<usize>>),
 }
 
@@ -127,8 +129,8 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
             return None;
         }
     }
-    // A page of each mapping that is to be read. It is the caller's: other parts of the mapping may
-    // be changing.
+    // One page of each mapping that is to be read. It has to be one of the caller's pages, because
+    // other parts of the mapping may be changing.
     let first = parts.iter().zip(&joined).filter(|(_, joined)| !**joined);
     let pages: Vec<usize> = first.map(|(part, _)| part.start).collect();
     let mut found = Vec::new();
@@ -154,7 +156,7 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
 }
 
 /// The reserved pages. If a lower mapping has come since, such as a region of hugetlb pages, its
-/// entries would be read before those of duplicates: then others are reserved below it.
+/// entries would be read before those of duplicates, so other pages are reserved below it.
 fn room_below(reserved: &mut Option<Range<usize>>, lowest: usize) -> Option<Range<usize>> {
     let process = std::process::id();
     let own = reserved.clone().filter(|_| RESERVED_BY.load(Relaxed) == process);
@@ -181,8 +183,9 @@ fn reserve_room(lowest: usize) -> Option<Range<usize>> {
 }
 
 /// Duplicates mappings to the reserved pages, reads the first entries of smaps, and removes the
-/// duplicates. Tells of as many mappings as could be duplicated: the limits on mappings and on
-/// locked memory may leave room for a few only. Also returns whether the pages are still reserved.
+/// duplicates. Returns the attributes of as many mappings as could be duplicated, since the limits
+/// on mappings and on locked memory may leave room for a few only. Also returns whether the pages
+/// are still reserved.
 fn probe(room: &Range<usize>, from: &[usize]) -> (Option<Vec<Attributes>>, bool) {
     let places = || room.clone().step_by(BASE_PAGE).zip(from);
     let duplicated = |(place, from): &(usize, &usize)| {
@@ -214,13 +217,15 @@ fn probe(room: &Range<usize>, from: &[usize]) -> (Option<Vec<Attributes>>, bool)
     (found, is_whole && vacated)
 }
 
-/// The attributes that the first entries of smaps tell, which are those of `range`.
+/// The attributes of `range`, whose entries are the first of smaps.
 fn read_first_entries(range: &Range<usize>) -> Vec<AttributeRun> {
-    /// The kernel makes as many entries as fit into the buffer. Half a kilobyte is less than one.
+    /// One read returns as many entries as fit into the buffer. Half a kilobyte is less than one
+    /// entry.
     const PART: usize = 512;
     let Ok(mut file) = sys::open_own("smaps") else { return Vec::new() };
     let (mut text, mut buffer) = (Vec::new(), [0u8; 8 * PART]);
-    // Where the entry ends that is being read, and up to where lines have been looked at.
+    // The end of the range whose entry is being read, and the length of the text that has been
+    // parsed.
     let (mut entry_end, mut looked) = (range.start, 0);
     // When the last line of the last entry is complete, reading ends: each further byte may cost a
     // walk over page tables. Duplicates of neighbouring bytes are one entry.
@@ -323,7 +328,7 @@ mod tests {
             .expect("this kernel can duplicate a shared mapping");
         assert_eq!(probed, observe::attributes(addr, len).unwrap());
         assert_eq!(probed.len(), 8, "{probed:?}");
-        // However the bounds of mappings are told.
+        // Both ways to find the bounds of mappings agree.
         let text = std::fs::read_to_string("/proc/self/maps").unwrap();
         let read = Mappings::Read(text.lines().filter_map(range_of).collect());
         let asked = Mappings::open().unwrap();

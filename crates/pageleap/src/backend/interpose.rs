@@ -29,13 +29,13 @@ pub struct Request {
 pub enum Part {
     /// All of it.
     Whole,
-    /// What a call may leave behind that fails half-way: a replacing call has already unmapped its
-    /// target, any other has done the first half of its range.
+    /// The effect of a call that fails half-way: a replacing call has already unmapped its target,
+    /// any other has done the first half of its range.
     Half,
 }
 
-/// A wrapper around a backend, which is a backend by this. Its methods may run in a signal handler,
-/// so they neither allocate nor lock.
+/// A wrapper around a backend. Every `Interposer` is a [`Backend`]. Its methods may run in a signal
+/// handler, so they neither allocate nor lock.
 ///
 /// # Safety
 /// [`Interposer::decide`] makes the call at most once. It returns what the whole call returned, or
@@ -51,8 +51,8 @@ pub unsafe trait Interposer: Send + Sync {
         make: impl FnMut(Part) -> Result<T, Errno>,
     ) -> Result<T, Errno>;
 
-    /// Sees a copy that is about to be made, by [`Backend::copy`]. Until it returns, the area that
-    /// is copied stays as it is: what other threads do to it meanwhile comes before the copy's end.
+    /// Called before each [`Backend::copy`], with its arguments. The copy begins when it returns,
+    /// so stores that other threads make meanwhile come before the end of the copy.
     fn before_copy(&self, _dst: usize, _src: usize, _len: usize) {}
 }
 
@@ -67,7 +67,7 @@ impl Request {
 }
 
 impl Part {
-    /// So much of a range, in whole base pages. (Half of a huge page is no page: a call on it does
+    /// The length of this part of a range, in whole base pages. (A call on half of a huge page does
     /// nothing.)
     fn of(self, len: usize) -> usize {
         match self {
@@ -255,7 +255,8 @@ unsafe impl<I: Interposer> Backend for I {
         mark_clean: bool,
         found: &mut [PageRegion],
     ) -> Result<(usize, usize), Errno> {
-        // If it fails after its work, what it has found is lost, and what it has marked stays so.
+        // If it fails after its work, its results are lost, and pages that it has marked stay
+        // marked.
         self.decide(&Request::new(Call::Scan, addr), |part| unsafe {
             self.inner().scan(tracker, addr, part.of(len), mark_clean, found)
         })

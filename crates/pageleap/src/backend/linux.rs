@@ -1,4 +1,4 @@
-//! The kernel: each operation is one system call.
+//! The backend of the real kernel: nearly every operation is one system call.
 
 use std::ffi::CString;
 use std::io::Read;
@@ -43,7 +43,7 @@ fn lines_of(
     mut each: impl FnMut(&[u8], Range<usize>),
 ) -> Result<(), Errno> {
     let mut maps = sys::open_own("maps")?;
-    // The longest line of a pool's file fits. Of longer lines (of other files) the rest is not
+    // The longest line of a pool's file fits. The rest of longer lines (of other files) is not
     // needed.
     let (mut line, mut used) = ([0u8; 256], 0);
     let mut part = [0u8; 1024];
@@ -143,14 +143,15 @@ unsafe impl Backend for Linux {
     }
     unsafe fn map_own(&self, m: &Mapping) -> Result<(), Errno> {
         let file = Self::borrow(m.file);
-        // A hole is filled without risk, and a mapping of a pool is replaced.
+        // MAP_FIXED_NOREPLACE fills a hole without risk. If something is mapped there, it is
+        // replaced only if it is a pool's.
         match unsafe { sys::map_file_into_hole(m.addr, m.len, file, m.offset, m.prot.0) } {
             Ok(()) if !m.populate || !m.prot.readable() => Ok(()),
             Ok(()) => unsafe { self.populate(m.addr, m.len, m.prot.writable()) }.or(Ok(())),
             Err(Errno(libc::EEXIST)) => match is_ours(m.addr, m.len) {
                 Ok(true) => unsafe { self.map(m) },
                 Ok(false) => Err(Errno(libc::EEXIST)),
-                // Without a descriptor for maps the question stays open until a later attempt.
+                // Without a descriptor for maps this is decided in a later attempt.
                 Err(errno) => Err(errno),
             },
             Err(errno) => Err(errno),
@@ -161,7 +162,7 @@ unsafe impl Backend for Linux {
     }
     fn maps(&self, addr: usize, len: usize, file: MemoryFile, offset: u64) -> Result<bool, Errno> {
         let (device, inode) = file.0.kept().device_and_inode();
-        // How far the range is mapped as asked.
+        // The end of the part that maps the file as asked.
         let mut end = addr;
         lines_of(addr, len, |line, mapping| {
             let is_next = mapping.start <= end && end < mapping.end;
@@ -272,7 +273,8 @@ unsafe impl Backend for Linux {
         sys::uffd_wake(tracker::faults(tracker), addr, len)
     }
     fn count_waiting(&self, tracker: Tracker) -> u64 {
-        // A read of a file of the program's could wait, and would take what is the program's.
+        // If the descriptor stands for a file of the program by now, a read could block, and would
+        // take data from the program.
         if tracker.has_faults() { sys::uffd_count_faults(tracker::faults(tracker)) } else { 0 }
     }
     unsafe fn read_file(

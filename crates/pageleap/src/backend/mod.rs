@@ -9,9 +9,9 @@
 //! A new operation is written in four places: the trait, `linux`, `model`, and `interpose`, which
 //! forwards it for all wrappers.
 //!
-//! **Invariant:** no other module issues memory-mapping calls. **Invariant:** a method either does
-//! what it says, or returns the error number. The failure table of `docs/protocol.md` says what may
-//! be true after an error.
+//! **Invariant:** no other module issues memory-mapping calls. **Invariant:** a method either has
+//! the effect that is documented here, or returns the error number. The failure table of
+//! `docs/protocol.md` lists the states that are possible after an error.
 
 #[cfg(not(loom))]
 mod attribute_probe;
@@ -79,7 +79,7 @@ pub(crate) enum Descriptor {
 }
 
 impl Descriptor {
-    /// Of the kernel's.
+    /// The kernel's descriptor; panics for a model's.
     pub(crate) fn kept(self) -> Kept {
         match self {
             Descriptor::Kernel(kept) => kept,
@@ -88,7 +88,7 @@ impl Descriptor {
         }
     }
 
-    /// Of a model's.
+    /// The model's number; panics for a descriptor of the kernel.
     #[cfg(feature = "testing")]
     pub(crate) fn modelled(self) -> i32 {
         match self {
@@ -98,36 +98,39 @@ impl Descriptor {
     }
 }
 
-/// What a tracker can do, to accesses of user code and of the kernel alike.
+/// The abilities of a tracker (a userfaultfd). They act on accesses by user code and by the kernel
+/// alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ability {
-    /// It notes writes, and holds up threads that touch pages which have been taken away. Needs a
-    /// privilege or `/dev/userfaultfd`.
+    /// It notes writes (asynchronous write-protection), and blocks threads that touch a page whose
+    /// page table entry has been taken away (minor faults). Needs a privilege or
+    /// `/dev/userfaultfd`.
     NoteAndHold,
-    /// It notes writes, and holds up no thread. Needs no privilege.
+    /// It notes writes, and blocks no thread. Needs no privilege.
     Note,
-    /// It notes nothing, and holds up threads that touch pages which have been taken away. An
-    /// exchange ends the registration of the mapping that moves, and waits for no message. Needs
-    /// the same privilege as `NoteAndHold`, but works since Linux 5.14.
+    /// It notes nothing, and blocks threads that touch a page whose page table entry has been taken
+    /// away. An exchange ends the registration of the mapping that moves, and waits for no message.
+    /// Needs the same privilege as `NoteAndHold`, but works since Linux 5.14.
     Hold,
-    /// The same for hugetlb pages of 2 MB, whose page tables [`Advice::DropTables`] takes away:
-    /// they cannot be exchanged. Needs the same privilege, and Linux 5.18.
+    /// The same for hugetlb pages of 2 MB, whose page tables [`Advice::DropTables`] takes away,
+    /// because they cannot be exchanged. Needs the same privilege, and Linux 5.18.
     HoldHugetlb,
-    /// It notes nothing, and holds up threads that write to a page which is marked clean, until
-    /// `Backend::let_write` or `Backend::wake`. Needs the same privilege as `NoteAndHold`, but
-    /// works on older kernels.
+    /// It notes nothing, and blocks threads that write to a page that is marked clean (synchronous
+    /// write-protection), until `Backend::let_write` or `Backend::wake`. Needs the same privilege
+    /// as `NoteAndHold`, but works on older kernels.
     HoldWriters,
 }
 
 impl Ability {
-    /// Whether a tracker only holds up threads, whichever way they touch a page without an entry.
+    /// Whether a tracker does nothing but block threads that touch a page without a page table
+    /// entry.
     pub(crate) const fn only_holds(self) -> bool {
         matches!(self, Ability::Hold | Ability::HoldHugetlb)
     }
 }
 
-/// Follows writes to pages, for one worker. The job that opened it closes it, exactly once, by
-/// [`Backend::close_tracker`].
+/// A userfaultfd with its companions, which follows writes or blocks threads for all workers of a
+/// job. It is closed exactly once, by [`Backend::close_tracker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracker {
     /// The userfaultfd.
@@ -136,12 +139,12 @@ pub struct Tracker {
     pub(crate) pagemap: Option<Kept>,
     /// An event that ends [`Backend::serve_tracker`]. A tracker that needs no service has none.
     pub(crate) end: Option<Kept>,
-    /// Which faults of a range it gets, as [`Backend::track`] is called without `hold` and with it.
+    /// The modes with which [`Backend::track`] registers a range: without `hold`, and with it.
     pub(crate) modes: [u64; 2],
 }
 
 impl Tracker {
-    /// Whether the number of the userfaultfd still stands for it. Allocates nothing.
+    /// Whether the number of the userfaultfd still stands for this userfaultfd. Allocates nothing.
     pub(crate) fn has_faults(&self) -> bool {
         match self.faults {
             Descriptor::Kernel(faults) => faults.is_ours(),
@@ -188,14 +191,14 @@ pub struct Mapping {
 /// are also called from a signal handler, so they neither allocate nor lock.
 ///
 /// # Safety
-/// If [`Backend::is_host_memory`] returns `true`, the methods do to the memory of this process what
-/// they say, and hand out address space that no other code has. Other backends hand out addresses
-/// that mean nothing in this process.
+/// If [`Backend::is_host_memory`] returns `true`, the methods have their documented effects on the
+/// memory of this process, and hand out address space that no other code has. Other backends hand
+/// out addresses that mean nothing in this process.
 ///
 /// # Safety of the `unsafe` methods
 /// They replace or forbid access to memory. The caller owns the ranges it names: it reserved them
-/// here, no Rust reference to them assumes what the call is about to change, and threads that
-/// access them are prepared for the outcome that the method states.
+/// here, no Rust reference to them relies on contents or access that the call changes, and threads
+/// that access them are prepared for the outcome that the method states.
 #[allow(clippy::missing_safety_doc)] // stated once, above, for all methods
 pub unsafe trait Backend: Send + Sync {
     /// Whether the addresses of this backend are addresses of this process, so that the library may
@@ -204,8 +207,8 @@ pub unsafe trait Backend: Send + Sync {
 
     /// Creates a memory file of `bytes` bytes. No child inherits it, and it cannot be resized.
     fn create_file(&self, name: &str, page: PageSize, bytes: usize) -> Result<MemoryFile, Errno>;
-    /// Closes a memory file, for the pool that owns it and no longer uses it. Mappings stay. What is
-    /// no longer this library's ([`Backend::has_file`]) is left alone.
+    /// Closes a memory file, for the pool that owns it and no longer uses it. Mappings stay. A
+    /// descriptor that no longer stands for the file ([`Backend::has_file`]) is left alone.
     unsafe fn close_file(&self, file: MemoryFile);
     /// Whether the descriptor of a memory file still stands for it. Other code of the process may
     /// have closed it, and then its number may stand for another file, which must not be mapped,
@@ -213,7 +216,8 @@ pub unsafe trait Backend: Send + Sync {
     fn has_file(&self, file: MemoryFile) -> bool;
     /// Reserves address space without access.
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno>;
-    /// The same, where looks at attributes are cheap: see [`pageleap_sys::reserve_low`].
+    /// Reserves address space low, where attributes can be read cheaply: see
+    /// [`pageleap_sys::reserve_low`].
     fn reserve_low(&self, len: usize, align: usize) -> Result<usize, Errno> {
         self.reserve(len, align)
     }
@@ -221,26 +225,28 @@ pub unsafe trait Backend: Send + Sync {
     unsafe fn release(&self, addr: usize, len: usize) -> Result<(), Errno>;
     /// Unmaps a range, but keeps its address space.
     unsafe fn vacate(&self, addr: usize, len: usize) -> Result<(), Errno>;
-    /// Maps part of a file in place of what is mapped there. On failure the range may be a hole.
+    /// Maps part of a file, and replaces earlier mappings of the range. On failure it may be a
+    /// hole.
     unsafe fn map(&self, mapping: &Mapping) -> Result<(), Errno>;
-    /// The same, where an earlier call may have failed and left a hole. Memory that another thread
-    /// has mapped into the hole meanwhile is not replaced: then the result is EEXIST, which only
-    /// [`Backend::move_mapping`] also returns. Allocates nothing.
+    /// Maps part of a file where an earlier call may have failed and left a hole. Memory that
+    /// another thread has mapped into the hole meanwhile is not replaced: then the result is
+    /// EEXIST, which only [`Backend::move_mapping`] also returns. Allocates nothing.
     unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// Whether every page of a range is mapped, whatever its access. Allocates nothing.
     fn is_mapped(&self, addr: usize, len: usize) -> bool;
     /// Whether a range maps the pages of a file from `offset` on, whatever its access and in however
     /// many mappings. The error says why that cannot be found out. Allocates nothing.
     fn maps(&self, addr: usize, len: usize, file: MemoryFile, offset: u64) -> Result<bool, Errno>;
-    /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of what is
-    /// mapped there. `from` stays mapped, with empty page tables. On failure `to` may be a hole.
-    /// EINVAL, without side effect, if the kernel or the page size does not allow it.
+    /// Moves the page tables of `[from, from + len)` to `[to, to + len)` (`mremap` with DONTUNMAP),
+    /// and replaces any mapping there. `from` stays mapped, with empty page tables. On failure `to`
+    /// may be a hole. EINVAL, without side effect, if the kernel or the page size does not allow
+    /// it.
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
     /// Moves the mapping of `[from, from + len)`, with its page tables, to `[to, to + len)`, where
     /// nothing is mapped; `from` is a hole then. If it fails, both are as they were. EEXIST: something
     /// is mapped at `to`. Allocates nothing.
     unsafe fn move_mapping(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
-    /// Changes access. When it returns, no CPU holds a translation that allows more.
+    /// Changes access (`mprotect`). When it returns, no CPU holds a translation that allows more.
     unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno>;
     /// Gives advice that changes no contents. After [`Advice::DropTables`] no page of the range has
     /// a page table entry, and no CPU a translation.
@@ -257,8 +263,8 @@ pub unsafe trait Backend: Send + Sync {
     /// Whether the cpuset of the calling thread allows memory of a node. A cpuset that cannot be
     /// read allows all nodes.
     fn allows_node(&self, node: u32) -> bool;
-    /// The process that traces the calling thread (`ptrace(2)`), by its number; `None` if nobody
-    /// does, as far as can be seen. Not a mapping call.
+    /// The process that traces the calling thread (`ptrace(2)`), by its number; `None` if there is
+    /// none, as far as can be seen. Not a mapping call.
     fn tracer(&self) -> Option<u32>;
     /// Locks pages into memory; with `on_fault`, only those that are present or become present.
     unsafe fn lock(&self, addr: usize, len: usize, on_fault: bool) -> Result<(), Errno>;
@@ -286,10 +292,10 @@ pub unsafe trait Backend: Send + Sync {
     fn serve_tracker(&self, tracker: Tracker, write: &mut dyn FnMut(usize));
     /// Makes [`Backend::serve_tracker`] return.
     fn end_tracker(&self, tracker: Tracker);
-    /// Follows the writes to a mapped range. Each page counts as written until
-    /// [`Backend::mark_clean`]. With `hold`, a thread that touches a page without a page table
-    /// entry waits until [`Backend::wake`], in user code and in the kernel; an exchange leaves such
-    /// pages behind. A second call changes `hold`. A tracker with [`Ability::Hold`] or
+    /// Registers a mapped range, to follow the writes to it (UFFDIO_REGISTER). Each page counts as
+    /// written until [`Backend::mark_clean`]. With `hold`, a thread that touches a page without a
+    /// page table entry waits until [`Backend::wake`], in user code and in the kernel; an exchange
+    /// leaves such pages behind. A second call changes `hold`. A tracker with [`Ability::Hold`] or
     /// [`Ability::HoldHugetlb`] always holds.
     unsafe fn track(
         &self,
@@ -298,10 +304,11 @@ pub unsafe trait Backend: Send + Sync {
         len: usize,
         hold: bool,
     ) -> Result<(), Errno>;
-    /// Stops following a range. Threads that wait go on waiting.
+    /// Stops following a range (UFFDIO_UNREGISTER). Threads that wait go on waiting.
     unsafe fn untrack(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
-    /// Marks all pages of a range as clean, until they are written to. When it returns, no CPU can
-    /// write unseen. Huge pages are followed as such or, with `split`, as base pages.
+    /// Marks all pages of a range as clean, until they are written to, by write-protection. When it
+    /// returns, no CPU can write unseen. Huge pages are followed as such or, with `split`, as base
+    /// pages.
     unsafe fn mark_clean(
         &self,
         tracker: Tracker,
@@ -309,13 +316,13 @@ pub unsafe trait Backend: Send + Sync {
         len: usize,
         split: bool,
     ) -> Result<(), Errno>;
-    /// Marks pages of a range as written, and lets threads go on that wait to write to them
+    /// Marks pages of a range as written, and wakes threads that wait to write to them
     /// ([`Ability::HoldWriters`]). Allocates nothing.
     unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
     /// Finds the pages of a range that are not known to be clean by their page table entries, and
-    /// what they are ([`page_is`]). The entries of `found` are in ascending order, one for
-    /// neighbours of one kind, until `found` is full. Returns the number of entries, and the
-    /// address up to which it has looked.
+    /// their categories ([`page_is`]), by PAGEMAP_SCAN. The entries of `found` are in ascending
+    /// order, one for neighbours of one category, until `found` is full. Returns the number of
+    /// entries, and the address up to which it has looked.
     ///
     /// A page that is `SWAPPED` and not `WRITTEN` has no page table entry, but is known to be
     /// clean. With `mark_clean`, pages that are reported as written count as clean from the same
@@ -328,11 +335,11 @@ pub unsafe trait Backend: Send + Sync {
         mark_clean: bool,
         found: &mut [PageRegion],
     ) -> Result<(usize, usize), Errno>;
-    /// Lets threads go on that wait for a page of a range. They repeat their access.
+    /// Wakes the threads that wait for a page of a range (UFFDIO_WAKE). They repeat their access.
     fn wake(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
-    /// How many threads have come to wait for pages of a tracker's ranges since the last call
-    /// ([`Ability::Hold`], [`Ability::HoldHugetlb`]); of many it counts some. Waits for nothing, allocates nothing. Not a
-    /// mapping call.
+    /// How many threads have begun to wait for pages of a tracker's ranges since the last call
+    /// ([`Ability::Hold`], [`Ability::HoldHugetlb`]); of many threads it counts only some. Waits
+    /// for nothing, allocates nothing. Not a mapping call.
     fn count_waiting(&self, tracker: Tracker) -> u64;
     /// Copies frames from their file to `dst`, which no other thread accesses.
     unsafe fn read_file(
@@ -342,8 +349,8 @@ pub unsafe trait Backend: Send + Sync {
         dst: usize,
         len: usize,
     ) -> Result<(), Errno>;
-    /// Raises the calling thread's priority while others wait for it, or puts it back. Returns
-    /// whether that worked. Not a mapping call.
+    /// Raises the calling thread's priority while other threads wait for it, or puts it back.
+    /// Returns whether that worked. Not a mapping call.
     fn hurry(&self, haste: Haste, on: bool) -> bool;
     /// Copies bytes that other threads may be writing, so that the copy may be torn. Not a mapping
     /// call: it cannot fail. `method` changes only how long it takes.

@@ -40,15 +40,16 @@ struct Entry {
     dont_fork: bool,
     dont_dump: bool,
     locked: bool,
-    /// Where the page tables lie that map it.
+    /// The node of the page tables that map it.
     tables: Option<u32>,
     /// Whether there is no page table entry: the next access makes one.
     absent: bool,
-    /// Who follows the writes to it.
+    /// The tracker that follows the writes to it.
     tracked: Option<i32>,
-    /// Whether it has not been written to since it was marked. Stays without an entry too.
+    /// Whether it has not been written to since it was marked. A page without an entry keeps this
+    /// too.
     clean: bool,
-    /// Whether who finds no page table entry waits.
+    /// Whether a thread that finds no page table entry waits.
     held: bool,
 }
 
@@ -76,25 +77,26 @@ struct State {
     forbidden: BTreeSet<u32>,
     /// The process that traces all threads.
     tracer: Option<u32>,
-    /// Who waits, and for which address.
+    /// The accesses that wait, and their addresses.
     waiting: BTreeMap<u64, usize>,
-    /// How many have waited so far.
+    /// How many accesses have waited so far.
     waits: u64,
-    /// How many have come to wait for each tracker, and were not counted.
+    /// How many accesses have begun to wait for each tracker since they were last counted.
     came: BTreeMap<i32, u64>,
-    /// Trackers that are open, and what each can do.
+    /// The open trackers, and the ability of each.
     trackers: BTreeMap<i32, Ability>,
     next_tracker: i32,
-    /// For which tracker somebody waits to write, and to which address: not told yet.
+    /// Messages that no server has read: a tracker, and the address to which an access waits to
+    /// write.
     messages: VecDeque<(i32, usize)>,
-    /// Trackers that are to be served no longer.
+    /// Trackers whose server has to return.
     ended: BTreeSet<i32>,
     /// Files whose descriptors other code has closed.
     lost: BTreeSet<i32>,
 }
 
 std::thread_local! {
-    /// From where the page tables of this thread's calls come.
+    /// The node of the page tables that this thread's calls make.
     static TABLES: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
@@ -117,7 +119,7 @@ impl Model {
         Model { state, woken: Condvar::new() }
     }
 
-    /// One that has hugetlb pages of 2 MB. A copy of one takes a few steps.
+    /// A machine with hugetlb pages of 2 MB. A copy of one takes a few steps.
     pub fn with_hugetlb() -> Self {
         let model = Model::new();
         model.state().has_hugetlb = true;
@@ -128,8 +130,8 @@ impl Model {
         lock(&self.state)
     }
 
-    /// Makes an access as a CPU or the kernel does, as soon as it need not wait: finds the frame,
-    /// makes a page table entry, notes a write.
+    /// Makes an access as a CPU or the kernel does: waits while it has to, finds the frame, makes a
+    /// page table entry, and notes a write.
     fn access(
         &self,
         addr: usize,
@@ -141,7 +143,7 @@ impl Model {
             let frame = state.translate(addr, allows).ok_or(ModelFault { addr, write })?;
             let State { space, trackers, .. } = &mut *state;
             let entry = space.get_mut(&(addr / BASE_PAGE)).expect("it was found there");
-            // Without an entry too: a marker has taken its place.
+            // A page without an entry counts too: a marker has taken the entry's place.
             let barrier = entry.tracked.filter(|_| write && entry.clean);
             let barrier = barrier.filter(|tracker| trackers[tracker] == Ability::HoldWriters);
             let tracker = entry.tracked;
@@ -166,8 +168,8 @@ impl Model {
         }
     }
 
-    /// Drops the page table entry of a page, as the kernel may at any time. Whether it was written
-    /// to since it was marked clean, nobody knows then; that it was not, is remembered.
+    /// Drops the page table entry of a page, as the kernel may at any time. A page that was clean
+    /// is still known to be clean. A page that was written is no longer known to be written.
     pub fn forget(&self, addr: usize) {
         let mut state = self.state();
         state.space.get_mut(&(addr / BASE_PAGE)).expect("a page to forget").absent = true;
@@ -178,8 +180,8 @@ impl Model {
         self.state().trackers.len()
     }
 
-    /// Whether a thread has to wait that finds a page of the range without an entry, or that writes
-    /// to the range.
+    /// Whether a thread has to wait if it finds a page of the range without an entry, or writes to
+    /// the range.
     pub fn holds(&self, addr: usize, len: usize) -> bool {
         let state = self.state();
         let barrier = |e: &Entry| {
@@ -228,8 +230,8 @@ impl Model {
         state.space.get(&(addr / BASE_PAGE)).map(|e| (e.prot, e.dont_fork, e.dont_dump, e.locked))
     }
 
-    /// From which node the page tables come that map `addr`: what the mapping thread preferred, if
-    /// it did.
+    /// The node of the page tables that map `addr`: the one that the mapping thread preferred, if
+    /// any.
     pub fn tables_at(&self, addr: usize) -> Option<u32> {
         self.state().space.get(&(addr / BASE_PAGE)).and_then(|e| e.tables)
     }
@@ -247,7 +249,7 @@ impl Model {
         self.state().forbidden.insert(node);
     }
 
-    /// Has a process trace all threads from now on, or nobody.
+    /// Has a process trace all threads from now on; with `None`, no process traces them.
     pub fn set_tracer(&self, tracer: Option<u32>) {
         self.state().tracer = tracer;
     }
@@ -278,14 +280,14 @@ impl State {
         self.space.get(&(addr / BASE_PAGE)).filter(|e| allows(e.prot)).and_then(|e| e.frame)
     }
 
-    /// How much of the pages at an address is copied in one step.
+    /// The number of bytes at an address that are copied in one step.
     fn step(&self, addr: usize) -> usize {
         let frame = self.space.get(&(addr / BASE_PAGE)).and_then(|e| e.frame);
         let is_hugetlb = frame.is_some_and(|(file, _)| self.hugetlb.contains(&file));
         if is_hugetlb { PageSize::Huge2M.bytes() / 4 } else { BASE_PAGE }
     }
 
-    /// The frame at an address of the caller's own, for which the caller must not have to wait.
+    /// The frame at an address of the caller's own. Panics if the caller would have to wait for it.
     fn own(&mut self, addr: usize, allows: fn(Prot) -> bool) -> (usize, usize) {
         let frame = self.translate(addr, allows).expect("a hole was to be copied");
         let entry = self.space.get_mut(&(addr / BASE_PAGE)).expect("it was found there");
@@ -457,7 +459,7 @@ unsafe impl Backend for Model {
             Advice::DoFork => e.dont_fork = false,
             Advice::DontDump => e.dont_dump = true,
             Advice::DoDump => e.dont_dump = false,
-            // Whether a page was written since it was marked clean is remembered as by `forget`.
+            // As after `forget`, pages that were clean are still known to be clean.
             Advice::DropTables => e.absent = true,
             _ => {}
         })

@@ -1,8 +1,8 @@
-//! Following writes by the kernel: a userfaultfd with asynchronous write-protection, and the
-//! pagemap of the process.
+//! Trackers of the real kernel: a userfaultfd, the pagemap of the process, and an event.
 //!
-//! Nothing here decides anything. A tracker is three descriptors without a destructor, because
-//! between the freeze and the commit no code may touch the heap.
+//! Trackers that note writes do so by asynchronous write-protection. Nothing here decides anything.
+//! A tracker is up to three descriptors without a destructor, because between the freeze and the
+//! commit no code may touch the heap.
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 
@@ -20,12 +20,12 @@ use crate::priority;
 pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
     let refused = |errno| (Call::OpenTracker, errno);
     let follows = [uffd_mode::WP, uffd_mode::WP | uffd_mode::MINOR];
-    // MISSING for pages that the file lacks: a thread that touches one waits. Otherwise the kernel
+    // MISSING makes a thread wait that touches a page which the file lacks. Otherwise the kernel
     // would give it a new page, which nobody copies.
     let holds = uffd_mode::MINOR | uffd_mode::MISSING;
     let (faults, modes) = match ability {
         Ability::NoteAndHold => (privileged(EXCHANGE), follows),
-        // A tracker that holds up no thread can do without faults of the kernel.
+        // A tracker that blocks no thread can do without the kernel's faults (UFFD_USER_MODE_ONLY).
         Ability::Note => (sys::userfaultfd(true).and_then(|fd| shake_hands(fd, EXCHANGE)), follows),
         Ability::HoldWriters => (privileged(BARRIER), follows),
         Ability::Hold => match privileged(HOLD_AGAINST_COLLAPSE) {
@@ -53,7 +53,7 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
         return Ok(whole(faults, Some(end), None));
     }
     let pagemap = sys::open_own("pagemap").map_err(|errno| (Call::OpenPagemap, errno))?;
-    // An empty range only asks whether the kernel knows the request.
+    // The query of an empty range tells whether the kernel knows the request.
     // SAFETY: nothing is protected.
     unsafe { sys::pagemap_scan(pagemap.as_fd(), 0..0, 0, &NOT_CLEAN, &mut []) }
         .map_err(|errno| (Call::Scan, errno))?;
@@ -71,8 +71,8 @@ fn all(tracker: Tracker) -> impl Iterator<Item = Kept> {
     [Some(tracker.faults.kept()), tracker.pagemap, tracker.end].into_iter().flatten()
 }
 
-/// Whether the descriptors that attempts use are still the tracker's. Without its event [`serve`] goes
-/// on, and [`end`] finds another way.
+/// Whether the userfaultfd and the pagemap, which attempts use, are still the tracker's. If only
+/// the event is lost, [`serve`] goes on, and [`end`] finds another way.
 pub(super) fn is_whole(tracker: Tracker) -> bool {
     tracker.has_faults() && tracker.pagemap.is_none_or(|pagemap| pagemap.is_ours())
 }
@@ -93,24 +93,24 @@ pub(super) fn faults<'a>(tracker: Tracker) -> BorrowedFd<'a> {
 }
 
 /// Reads messages until [`end`] is called. An exchange of registered memory waits until its message
-/// has been read. Threads that wait for pages need nothing from here; those that wait to write can
-/// be let in by `write`.
+/// has been read. Threads that wait for a page do so without a message; for each thread that waits
+/// to write, `write` is called and may let it go on.
 pub(super) fn serve(tracker: Tracker, write: &mut dyn FnMut(usize)) {
     // Other threads may sleep until this one has run.
     priority::serve_others();
-    /// How soon it is noticed that a descriptor is no longer the tracker's: then nothing ends the
-    /// wait.
+    /// How soon the loss of a descriptor is noticed, after which nothing would end the wait.
     const LOOK_MS: i32 = 500;
     let mut waits = [Some(tracker.faults.kept()), tracker.end].map(number);
     loop {
         // Messages are read also after an interrupted call.
         let [_, is_over] = sys::wait_readable(waits, LOOK_MS);
         if !tracker.has_faults() {
-            // Closing the userfaultfd has let everybody go on who waited for it.
+            // Closing the userfaultfd has woken all threads that waited for it.
             return;
         }
         let were_any = sys::uffd_serve_some(faults(tracker), write);
-        // Without it, exchanges would still wait until their messages have been read.
+        // Without the event the loop goes on, because exchanges still wait for their messages to be
+        // read.
         let ends = tracker.end.is_some_and(|end| end.is_ours());
         if ends && is_over && !were_any {
             return;
@@ -154,7 +154,7 @@ pub(super) unsafe fn mark_clean(
         }
     }
     let flags = scan_flag::WP_MATCHING | scan_flag::CHECK_WP_ASYNC;
-    // Takes less than half the time of UFFDIO_WRITEPROTECT.
+    // PAGEMAP_SCAN takes less than half the time of UFFDIO_WRITEPROTECT.
     // SAFETY: forwarded to the caller.
     unsafe {
         sys::pagemap_scan(pagemap(tracker)?, addr..addr + len, flags, &PageQuery::WRITTEN, &mut [])
@@ -162,8 +162,8 @@ pub(super) unsafe fn mark_clean(
     .map(drop)
 }
 
-/// Pages that may have been written, as far as the kernel knows. A query for written pages would
-/// leave out pages that have lost their page table.
+/// The query for pages that may have been written, as far as the kernel knows. A query for WRITTEN
+/// pages alone would leave out pages that have lost their page table.
 const NOT_CLEAN: PageQuery = PageQuery {
     inverted: page_is::PRESENT,
     all_of: 0,

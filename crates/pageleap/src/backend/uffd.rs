@@ -1,4 +1,4 @@
-//! How userfaultfds are opened: the features to ask for, the system call, and the device.
+//! Opens userfaultfds: the features to ask for, the system call, and the device.
 
 use std::os::fd::{AsFd, OwnedFd};
 
