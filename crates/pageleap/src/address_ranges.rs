@@ -1,9 +1,9 @@
-//! Which addresses of this process belong to pools and to regions.
+//! The address ranges of this process that belong to pools and to regions.
 //!
-//! The fault handler asks whether a fault lies in a region, and [`reserve_aligned`] asks whether
-//! the kernel has given it a hole in memory that the library owns already. A signal handler reads
-//! the lists, so that reading them takes no lock and allocates nothing. The addresses of a model
-//! are in no list: they mean nothing in this process.
+//! The fault handler asks whether a faulting address lies in a region. [`reserve_aligned`] asks
+//! whether the kernel has given it a hole in memory that the library owns already. A signal handler
+//! reads the lists, so reading takes no lock and allocates nothing. A model's addresses are in no
+//! list, because they mean nothing in this process.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use crate::units::{BASE_PAGE, PageSize};
 /// The address ranges of all regions.
 pub(crate) static REGIONS: AddressRanges = AddressRanges::new();
 
-/// The address ranges of all aliases: where pools map their frames.
+/// The address ranges of all aliases, in which pools map their frames.
 pub(crate) static ALIASES: AddressRanges = AddressRanges::new();
 
 /// Whether `[addr, addr + len)` overlaps a region or an alias of this process.
@@ -30,8 +30,9 @@ pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usi
     reserve_by(backend, bytes, |align| backend.reserve(bytes, align))
 }
 
-/// The same for a region of such pages. Mappings of hugetlb pages cannot be duplicated, so that
-/// their attributes are read in smaps, for which the kernel visits all pages at lower addresses.
+/// Reserves address space for a region of `page` pages. Regions of hugetlb pages lie at low
+/// addresses: their mappings cannot be duplicated, so their attributes are read in smaps, for which
+/// the kernel visits all pages at lower addresses.
 pub(crate) fn reserve_for_region(
     backend: &dyn Backend,
     bytes: usize,
@@ -86,8 +87,8 @@ fn check_base_page() -> Result<(), Error> {
     })
 }
 
-/// A range of this process that a list contains until this is dropped. Drop it before the addresses
-/// are released, because another thread may get them then. Of a model, no list contains anything.
+/// A range that is in a list until this is dropped. Drop it before the addresses are released,
+/// because another thread may get them then. A model's range is in no list.
 pub(crate) struct Listed {
     list: Option<&'static AddressRanges>,
     start: usize,
@@ -258,7 +259,7 @@ mod tests {
         assert_eq!(ranges.blocks().count(), 3);
         assert!(ranges.overlaps(0x5000_0fff, 0x10000) && ranges.overlaps(0x4fff_f000, 0x1001));
         assert!(!ranges.overlaps(0x4fff_f000, 0x1000) && !ranges.overlaps(0x5000_1000, usize::MAX));
-        // What a child has of its parent's list.
+        // An entry as a forked child has it from its parent.
         let (block, i) = ranges.overlapping(0x5000_0000, 1).next().unwrap();
         block.process[i].store(0, Ordering::Relaxed);
         assert!(!ranges.overlaps(0x5000_0000, 1) && ranges.contains(0x5000_0000));

@@ -1,10 +1,10 @@
-//! The CPUs on which a thread of the library runs.
+//! CPU affinity of the library's threads.
 
 /// The CPUs on which a thread may run.
 pub(crate) struct Affinity(libc::cpu_set_t);
 
 impl Affinity {
-    /// Those of the calling thread, if the kernel tells.
+    /// The affinity of the calling thread, if the kernel tells it.
     pub(crate) fn own() -> Option<Affinity> {
         // SAFETY: zeros are a valid set, and the call writes one set.
         unsafe {
@@ -14,7 +14,7 @@ impl Affinity {
         }
     }
 
-    /// Gives them to the calling thread, as far as they are still there.
+    /// Gives the calling thread this affinity back, as far as the CPUs are still there.
     pub(crate) fn restore(&self) {
         // SAFETY: the call reads one set.
         unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &self.0) };

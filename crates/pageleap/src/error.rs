@@ -1,5 +1,5 @@
 //! Errors with their evidence: the call, the error number, the address range, the likely reason,
-//! and what to do.
+//! and the remedy.
 
 use std::str::FromStr;
 
@@ -28,11 +28,11 @@ pub enum Error {
     /// An argument is not valid; nothing was attempted.
     #[error("bad {what}: {reason}; {remedy}")]
     BadArgument {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
-        /// What is wrong with it.
+        /// Why it is not valid.
         reason: String,
-        /// What to pass instead.
+        /// A value to pass instead.
         remedy: String,
     },
     /// A byte range is empty, not inside the region, not aligned to its pages, or partly without
@@ -49,9 +49,9 @@ pub enum Error {
         region_start: usize,
         /// Length of the region in bytes.
         region_len: usize,
-        /// What is wrong with it.
+        /// Why it is not valid.
         reason: &'static str,
-        /// What to pass instead.
+        /// A range to pass instead.
         remedy: String,
     },
     /// The machine has no such node, or the node is offline.
@@ -84,7 +84,7 @@ pub enum Error {
         huge_bytes: u64,
         /// Why, as far as the kernel says.
         reason: String,
-        /// What to do.
+        /// How to fix it.
         remedy: &'static str,
     },
     /// Another job or call works on part of the range.
@@ -120,7 +120,7 @@ pub enum Error {
         free_bytes: u64,
         /// All frames, in bytes.
         pool_bytes: u64,
-        /// What the whole call needs of the pool.
+        /// Bytes that the whole call needs of the pool.
         needed_bytes: u64,
     },
     /// The machine, the node or the memory cgroup has too little free memory.
@@ -137,7 +137,7 @@ pub enum Error {
         free_bytes: u64,
         /// The limit: of the node, the machine, or a cgroup's file.
         limit: String,
-        /// What to do, as a command where one exists.
+        /// How to fix it, as a command where one exists.
         remedy: String,
     },
     /// Pages of a pool do not lie on the requested node.
@@ -151,7 +151,7 @@ pub enum Error {
         pages: u64,
         /// Counts per node, as the kernel reports them.
         found: String,
-        /// What to do.
+        /// How to fix it.
         remedy: String,
     },
     /// An engine cannot be used on this machine or with this memory.
@@ -161,7 +161,7 @@ pub enum Error {
         engine: &'static str,
         /// Why.
         reason: String,
-        /// What would make it work.
+        /// How to make it usable.
         remedy: String,
     },
     /// Pages that were to move stay where they are.
@@ -173,7 +173,7 @@ pub enum Error {
         range: AddressRange,
         /// Why.
         reason: String,
-        /// What to do.
+        /// How to fix it.
         remedy: &'static str,
     },
     /// A system call failed.
@@ -185,7 +185,7 @@ pub enum Error {
         range: AddressRange,
         /// With which error number.
         errno: Errno,
-        /// What is likely to help.
+        /// How to fix it, probably.
         remedy: &'static str,
     },
     /// A file of `/proc` or `/sys` could not be read, or its content is not known.
@@ -193,9 +193,9 @@ pub enum Error {
     SystemFile {
         /// Which file.
         path: String,
-        /// What is wrong with it.
+        /// Why it cannot be used.
         reason: String,
-        /// What to do.
+        /// How to fix it.
         remedy: &'static str,
     },
     /// A thread that the work needs could not be started. With EAGAIN another thread of the process
@@ -203,11 +203,11 @@ pub enum Error {
     /// next call succeeds.
     #[error("{what} could not be started: pthread_create failed with {errno}; {remedy}")]
     NoThread {
-        /// What the thread is for.
+        /// The purpose of the thread.
         what: &'static str,
         /// With which error number.
         errno: Errno,
-        /// What to do.
+        /// How to fix it.
         remedy: &'static str,
     },
     /// Other code of this process has closed a descriptor of the library's. Its number may stand for
@@ -219,7 +219,7 @@ pub enum Error {
         if *.is_reused { ", and the number stands for another file" } else { "" }
     )]
     DescriptorLost {
-        /// Whose descriptor it was.
+        /// The owner of the descriptor.
         what: String,
         /// Its number.
         descriptor: i32,
@@ -229,15 +229,15 @@ pub enum Error {
     /// The library does not support this machine, or the process is at one of its limits.
     #[error("{what}; {remedy}")]
     Unsupported {
-        /// What is missing or different.
+        /// The missing or different feature.
         what: String,
-        /// What to do.
+        /// How to fix it.
         remedy: &'static str,
     },
     /// A fixed limit of this library was reached.
     #[error("{what}: at most {limit} at a time, {in_use} in use, {needed} needed; {remedy}")]
     Limit {
-        /// What ran out.
+        /// The resource that ran out.
         what: &'static str,
         /// The limit.
         limit: usize,
@@ -245,7 +245,7 @@ pub enum Error {
         in_use: usize,
         /// How many more are needed.
         needed: usize,
-        /// What to do.
+        /// How to fix it.
         remedy: &'static str,
     },
 }
@@ -282,7 +282,7 @@ impl Error {
     }
 }
 
-/// Why the pagemap cannot be opened although `/proc` has it, and what to do.
+/// Why the pagemap cannot be opened although `/proc` has it, and the remedy.
 pub(crate) fn closed_pagemap(call: Call, errno: Errno) -> Option<(&'static str, &'static str)> {
     (call == Call::OpenPagemap && errno.0 == libc::EACCES).then_some((
         "/proc/self belongs to root while a process is not dumpable (after a change of its user or \

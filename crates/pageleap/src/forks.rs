@@ -1,17 +1,19 @@
-//! Keeps `fork` away from what a child must not find half done (`pthread_atfork`).
+//! Makes `fork` and windows wait for each other (`pthread_atfork`), so that no child finds memory
+//! half moved.
 //!
 //! A child gets the page tables as they are. In a window on memory that no pool owns, the pages of
-//! an area lie elsewhere, at addresses that children do not get: the child would find zeros. So
-//! `fork` of the C library waits until all windows are over, and no window begins while it copies.
+//! an area lie elsewhere, at addresses that children do not get, so the child would find zeros.
+//! Therefore `fork` of the C library waits until all windows are over, and no window begins while
+//! it copies.
 //!
 //! A new mapping of a pool's frames is hidden from children by a second call ([`while_mapping`]).
 //! `fork` waits for that call, and no such mapping is made while it copies. Both wait for a bounded
-//! time only, because nothing is lost with a child that has such a mapping: a thread that maps
-//! memory may have a lock that another handler of the fork needs, and it may not run for a while.
+//! time only: a thread that maps memory may not run for a while, or may hold a lock that another
+//! handler of the fork needs. Nothing is lost if a child does get such a mapping.
 //!
-//! A bare system call `clone` without CLONE_VM passes by, and so does `_Fork` of the C library,
-//! which runs no handlers. The contract excludes them. `vfork`, `posix_spawn` and threads share the
-//! memory, and need no care.
+//! The handlers do not run for a bare system call `clone` without CLONE_VM, nor for `_Fork` of the
+//! C library. The contract excludes both. `vfork`, `posix_spawn` and threads share the memory, and
+//! need no care.
 
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -21,11 +23,11 @@ use std::time::{Duration, Instant};
 
 use pageleap_sys::Errno;
 
-/// Windows hold it for reading, a fork for writing. It lies in static memory, and waits by futex:
-/// taking it touches no heap.
+/// Windows hold it for reading, a fork for writing. Taking it touches no heap, because it lies in
+/// static memory and waits by futex.
 static GATE: RwLock<()> = RwLock::new(());
 
-/// Whether a thread forks.
+/// Whether a thread is in `fork`.
 static FORKING: AtomicBool = AtomicBool::new(false);
 
 /// How many threads make mappings that are not hidden yet.
@@ -34,10 +36,10 @@ static MAPPING: AtomicU32 = AtomicU32::new(0);
 /// How long a fork waits for threads that make mappings. These need a few milliseconds.
 const FORK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a mapping waits for a fork. When the kernel copies, it keeps mappings away by itself.
+/// How long a mapping waits for a fork. While the kernel copies, it keeps mappings away by itself.
 const MAPPING_PATIENCE: Duration = Duration::from_millis(100);
 
-/// The guard of the thread that forks.
+/// The guard of the thread in `fork`.
 struct Held(UnsafeCell<Option<RwLockWriteGuard<'static, ()>>>);
 
 // SAFETY: only a thread that holds GATE for writing touches the cell, or its child.
@@ -76,12 +78,12 @@ extern "C" fn after() {
 }
 
 extern "C" fn after_in_child() {
-    // No other thread has come along.
+    // The child has no other thread.
     MAPPING.store(0, Ordering::SeqCst);
     after();
 }
 
-/// Looks until there is something, for a bounded time.
+/// Repeats `look` until it returns something, for a bounded time.
 fn wait_for<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     const LONGEST: Duration = Duration::from_millis(1);
     if let Some(found) = look() {
@@ -132,7 +134,8 @@ impl Counted {
         Counted
     }
 
-    /// Counts this thread, unless a thread forks: a fork either finds it counted, or is seen here.
+    /// Counts this thread, unless another forks. Count and flag are sequentially consistent, so
+    /// either the fork finds this thread counted, or this thread sees the fork.
     fn unless_forking() -> Option<Counted> {
         let counted = Counted::new();
         (!FORKING.load(Ordering::SeqCst)).then_some(counted)
@@ -141,7 +144,7 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        // A child that a signal handler has made meanwhile counts from 0.
+        // A child that a signal handler has forked meanwhile counts from 0.
         let less = |threads: u32| threads.checked_sub(1);
         let _ = MAPPING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     }
@@ -150,7 +153,7 @@ impl Drop for Counted {
 /// Lets `map` make a mapping and hide it from children, while no thread forks. `map` allocates
 /// nothing, because the allocator may be locked for a fork.
 pub(crate) fn while_mapping<T>(map: impl FnOnce() -> T) -> T {
-    // Where one fork takes too long, the next one waits all the same.
+    // If a fork takes too long, the mapping is made, and still counts for the next fork.
     let _counted = wait_for(MAPPING_PATIENCE, Counted::unless_forking).unwrap_or_else(Counted::new);
     map()
 }
@@ -159,7 +162,7 @@ pub(crate) fn while_mapping<T>(map: impl FnOnce() -> T) -> T {
 mod tests {
     use super::*;
 
-    /// Handlers of another library may need what a thread has that is about to map memory.
+    /// A thread that is about to map memory may hold a lock that another library's handler needs.
     #[test]
     fn a_mapping_waits_for_a_fork_but_not_for_ever() {
         let forking = Instant::now();

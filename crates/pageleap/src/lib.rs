@@ -1,5 +1,5 @@
-//! Moves exactly the pages that you name between memory nodes, while threads keep reading and
-//! writing them, and always finishes.
+//! Moves exactly the pages that you name between NUMA nodes, while threads keep reading and writing
+//! them, and always finishes.
 //!
 //! ```no_run
 //! use pageleap::{Migration, NodeId, Placement, Pool, Region};
@@ -23,7 +23,7 @@
 
 #![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 #![cfg(target_os = "linux")]
-// Loom builds the protocol alone; what it leaves out uses the rest.
+// Loom builds the engines' protocol only. Most users of the remaining code are left out there.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
 
 #[cfg(not(loom))]

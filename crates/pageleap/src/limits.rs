@@ -28,8 +28,8 @@ pub(crate) fn check_address_space(backend: &dyn Backend, threads: usize) -> Resu
     Ok(())
 }
 
-/// Whether the process has more address space than RLIMIT_AS allows. Beyond the limit a call that
-/// unmaps first and maps then fails in between. Where there was no limit a moment ago, nothing is
+/// Whether the process has more address space than RLIMIT_AS allows. Beyond the limit, a call that
+/// unmaps first and then maps fails in between. If there was no limit a moment ago, nothing is
 /// read.
 pub(crate) fn is_over_address_space_limit() -> bool {
     static UNLIMITED: Fresh<()> = Fresh::new();
@@ -45,9 +45,9 @@ pub(crate) fn is_over_address_space_limit() -> bool {
     pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0)
 }
 
-/// Checks that memory cgroups leave room for what a job of `bytes` bytes takes beside its frames:
-/// stacks of `threads` threads, page tables, and the kernel's records of mappings. The cgroup is
-/// charged for all of these, and if it is full, the kernel kills a process in it.
+/// Checks that memory cgroups leave room for the memory that a job of `bytes` bytes takes beside
+/// its frames: stacks of `threads` threads, page tables, and the kernel's records of mappings. The
+/// cgroup is charged for all of these, and if it is full, the kernel kills a process in it.
 pub(crate) fn check_memory_cgroups(
     node: NodeId,
     threads: usize,

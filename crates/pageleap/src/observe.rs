@@ -1,5 +1,6 @@
-//! What the kernel says about memory: mappings, their attributes, page sizes, frame numbers.
-//! Nothing here changes memory, so that an effect has another observer than the code that made it.
+//! Reads the kernel's reports of memory in `/proc`: mappings, their attributes, page sizes, frame
+//! numbers. Nothing here changes memory, so an effect has another observer than the code that made
+//! it.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -10,21 +11,21 @@ use pageleap_sys::KeptFd;
 use crate::error::Error;
 use crate::units::{AddressRange, BASE_PAGE, NodeId, Prot};
 
-/// Where all of them lie.
+/// The directory of these files.
 const OWN: &str = "/proc/self/";
 const SMAPS: &str = "/proc/self/smaps";
 const MAPS: &str = "/proc/self/maps";
 const PAGEMAP: &str = "/proc/self/pagemap";
 const NUMA_MAPS: &str = "/proc/self/numa_maps";
 
-/// Opens one of them, as the calling thread sees it.
+/// Opens one of these files, as the calling thread sees it.
 fn open(path: &str) -> std::io::Result<KeptFd> {
     Ok(pageleap_sys::open_own(path.trim_start_matches(OWN))?)
 }
 
-/// The whole text of one of them.
+/// The whole text of one of these files.
 fn text(path: &str) -> Result<String, Error> {
-    // The name of a file may be no text.
+    // The name of a mapped file need not be UTF-8.
     let read = pageleap_sys::read_own(path.trim_start_matches(OWN));
     let text = read.map_err(|errno| unreadable(path, errno.into()))?;
     Ok(String::from_utf8_lossy(&text).into_owned())
@@ -58,9 +59,9 @@ pub fn max_mapping_count() -> Option<usize> {
     std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
 }
 
-/// How many bytes of a range lie on each node, by `/proc/self/numa_maps`, which tells of whole
-/// mappings. For processes that may not ask about pages. On a kernel without NUMA all mapped bytes
-/// lie on the one node.
+/// How many bytes of a range lie on each node, by `/proc/self/numa_maps`, which counts whole
+/// mappings. For processes that may not query single pages (`move_pages`). On a kernel without NUMA
+/// all mapped bytes lie on the one node.
 ///
 /// # Errors
 /// If the file cannot be read, or a mapping lies only partly in the range.
@@ -184,10 +185,10 @@ pub(crate) struct SmapsEntry {
     pub(crate) start: usize,
     pub(crate) end: usize,
     pub(crate) perms: String,
-    /// The file, or the kernel's name for what it is, such as `[heap]`. May be empty, and may have
+    /// The file, or the kernel's name for the mapping, such as `[heap]`. May be empty, and may have
     /// any characters.
     pub(crate) name: String,
-    /// Where in its file it begins, in bytes.
+    /// The offset in its file, in bytes.
     pub(crate) offset: u64,
     fields: Vec<(String, String)>,
 }
@@ -254,8 +255,8 @@ pub(crate) fn smaps_entries(
     entries_with(source, start, end, |_| true)
 }
 
-/// The same with some of the fields: those whose line is wanted. An entry has some 25, and taking
-/// over all of them takes as long as the kernel takes to print them.
+/// Like [`smaps_entries`], but keeps only fields whose line `is_wanted`. An entry has some 25
+/// fields, and parsing them all takes as long as the kernel takes to print them.
 fn entries_with(
     mut source: impl BufRead,
     start: usize,
@@ -267,7 +268,7 @@ fn entries_with(
     while source.read_until(b'\n', &mut line)? > 0 {
         let is_field = line.first().is_some_and(u8::is_ascii_uppercase);
         if !is_field || is_wanted(&line) {
-            // The name of a file may be no text.
+            // The name of a mapped file need not be UTF-8.
             let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(&line));
             if take_line(&mut entries, &text, start, end).is_break() {
                 return Ok(entries);
@@ -279,7 +280,7 @@ fn entries_with(
     Ok(entries)
 }
 
-/// Takes over one line of smaps. Breaks at the first mapping behind the range.
+/// Parses one line of smaps. Breaks at the first mapping behind the range.
 fn take_line(
     entries: &mut Vec<SmapsEntry>,
     line: &str,
@@ -303,7 +304,7 @@ fn take_line(
     if from >= end {
         return ControlFlow::Break(());
     }
-    // A mapping that has grown while the file was read is told once more, with what is known.
+    // A mapping that has grown while the file was read is printed again. Only its new part counts.
     let from = entries.last().map_or(from, |last| from.max(last.end));
     let perms = words.next().unwrap_or_default().to_owned();
     let offset = words.next().and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0);
@@ -313,7 +314,7 @@ fn take_line(
     ControlFlow::Continue(())
 }
 
-/// The mappings of a range with their attributes. See [`attributes`] for what that takes.
+/// The mappings of a range with their attributes, at the cost of [`attributes`].
 pub(crate) fn smaps(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> {
     let file = open(SMAPS).map_err(|e| unreadable(SMAPS, e))?;
     // A small buffer, so that reading ends soon behind the range.
@@ -321,16 +322,15 @@ pub(crate) fn smaps(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> 
         .map_err(|e| unreadable(SMAPS, e))
 }
 
-/// The mappings of a range, as `/proc/self/maps` shows them. Reading it is cheap, and shows no
-/// attributes.
+/// The mappings of a range, as `/proc/self/maps` shows them: without attributes, but cheap.
 pub(crate) fn mappings(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> {
     let file = open(MAPS).map_err(|e| unreadable(MAPS, e))?;
     smaps_entries(BufReader::new(file), start, start.saturating_add(len))
         .map_err(|e| unreadable(MAPS, e))
 }
 
-/// Where the threads of this process have their stacks, as far as the kernel tells: of threads that
-/// wait in a system call (`/proc/self/task/TID/syscall`).
+/// The stack pointers of the threads of this process, as far as the kernel tells them: for threads
+/// that wait in a system call (`/proc/self/task/TID/syscall`).
 pub(crate) fn stack_pointers() -> Vec<usize> {
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
     let pointer = |task: std::fs::DirEntry| {
@@ -358,7 +358,7 @@ fn tells_attributes(line: &[u8]) -> bool {
     line.starts_with(b"VmFlags:")
 }
 
-/// The same from a text in the format of smaps.
+/// The attributes of a range, by a text in the format of smaps.
 pub(crate) fn attributes_in(text: &[u8], start: usize, len: usize) -> Vec<AttributeRun> {
     let entries = entries_with(text, start, start + len, tells_attributes);
     attribute_runs(&entries.unwrap_or_default(), start, len)
@@ -406,7 +406,7 @@ pub struct MappedPages {
     pub huge_mapped_ratio: f64,
 }
 
-/// Looks up how a range is mapped.
+/// Reads in smaps by which page sizes a range is mapped.
 pub fn mapped_pages(start: usize, len: usize) -> Result<MappedPages, Error> {
     let (mut smallest, mut resident_kb, mut huge_kb) = (usize::MAX, 0, 0);
     for entry in smaps(start, len)? {
@@ -548,7 +548,7 @@ nonsense N0=7
         assert_eq!(node_bytes_in(text, |start| start == 0x9000), BTreeMap::new());
     }
 
-    /// Mappings split and merge while the kernel tells them.
+    /// Mappings split and merge while the kernel prints them.
     #[test]
     fn mappings_that_are_told_twice_do_not_overlap() {
         let text = "\

@@ -1,4 +1,4 @@
-//! Where pages should lie, and where they lie according to the kernel.
+//! Placements: the nodes on which pages should lie, and on which they lie according to the kernel.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,8 +34,8 @@ pub enum PageTables {
     Node(NodeId),
 }
 
-/// Where pages, and the page tables that map them, should lie. Pools, regions and leaps each have a
-/// placement.
+/// The nodes on which pages, and the page tables that map them, should lie. Pools, regions and
+/// leaps each have a placement.
 ///
 /// A [`NodeId`] converts to a placement of everything on that node.
 ///
@@ -55,7 +55,7 @@ pub enum PageTables {
 pub struct Placement {
     /// How the pages are spread.
     pub spread: Spread,
-    /// Where the page tables lie.
+    /// The node of the page tables.
     pub page_tables: PageTables,
     /// Bytes of a stripe: consecutive bytes on one node before the next node's turn. A multiple of
     /// the page size.
@@ -146,8 +146,8 @@ impl Placement {
         Ok(weights)
     }
 
-    /// Which pages of a region of `capacity` bytes go to which node. Nodes are given by their index
-    /// in the placement.
+    /// The node of each page of a region of `capacity` bytes. Nodes are given by their index in the
+    /// placement.
     ///
     /// # Errors
     /// Those of [`weights`](Placement::weights), or [`Error::BadArgument`] if a stripe is not a
@@ -224,7 +224,7 @@ impl Layout {
         counts
     }
 
-    /// To which node a page goes.
+    /// The node of a page, as an index.
     pub(crate) fn node_of(&self, page: u64) -> usize {
         self.round[(page / self.stripe_pages % self.round.len() as u64) as usize]
     }
@@ -374,7 +374,7 @@ pub struct Verification {
     pub misplaced: u64,
     /// Number of pages that are not present, because they are swapped out, for example.
     pub absent: u64,
-    /// Where the pages lie.
+    /// The nodes on which the pages lie.
     pub found: NodeCounts,
 }
 

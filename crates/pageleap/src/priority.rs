@@ -1,4 +1,4 @@
-//! How threads of a job are scheduled.
+//! The scheduling of a job's threads, which keeps threads that wait for the job from starving.
 //!
 //! A job inherits the policy and the nice value of the thread that starts it, and may be as
 //! unimportant as that. A thread of the program that waits for the job is not: if the job gets no
@@ -18,7 +18,7 @@ use pageleap_sys::{self as sys, Errno, Resource, Scheduling};
 use crate::error::Error;
 use crate::sync::{Fresh, monotonic_ns};
 
-/// A part of its work for which the calling thread is scheduled in another way.
+/// A change of the calling thread's scheduling for a part of its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Haste {
     usual: Scheduling,
@@ -26,12 +26,12 @@ pub struct Haste {
 }
 
 impl Haste {
-    /// Whether that is before all ordinary threads.
+    /// Whether the change runs the thread before all ordinary threads (SCHED_FIFO).
     pub(crate) fn is_first(self) -> bool {
         self.meanwhile.is_first()
     }
 
-    /// Begins or ends it for the calling thread. Returns whether that worked.
+    /// Begins or ends the change for the calling thread. Returns whether that worked.
     pub(crate) fn apply(self, on: bool) -> bool {
         let Haste { usual, meanwhile } = self;
         let (from, to) = if on { (usual, meanwhile) } else { (meanwhile, usual) };
@@ -39,29 +39,30 @@ impl Haste {
     }
 }
 
-/// How the calling thread, one of the library's, is scheduled, if that may be changed. Threads that
-/// it starts must not inherit a real-time policy.
+/// The scheduling of the calling thread, one of the library's, if it may be changed. Threads that
+/// it starts must not inherit a real-time policy (SCHED_RESET_ON_FORK).
 fn own() -> Option<Scheduling> {
     present().map(|own| Scheduling { resets_on_fork: true, ..own })
 }
 
-/// How the calling thread is scheduled, if that may be changed.
+/// The scheduling of the calling thread, if it may be changed.
 fn present() -> Option<Scheduling> {
     let is_modelled = cfg!(any(miri, shuttle));
     sys::scheduling().ok().filter(|own| own.is_fair() && !is_modelled)
 }
 
-/// Whether a job may run in the calling thread: not if it would have to raise it ([`Raised`]), or if
-/// the kernel takes the CPU from the thread for a while when its time is up.
+/// Whether a job may run in the calling thread. It may not if it would have to raise the thread
+/// ([`Raised`]), nor under SCHED_DEADLINE: then the kernel takes the CPU away when the thread's
+/// time is up.
 pub(crate) fn lends_itself() -> bool {
     let own = sys::scheduling().ok();
     own.is_some_and(|own| !own.is_low() && own.policy != libc::SCHED_DEADLINE)
 }
 
-/// What has become of a thread that a starter of low priority has started.
+/// The scheduling of a thread that may have inherited a low priority from its starter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Raised {
-    /// As it was before.
+    /// The low priority that it had, if it has been raised.
     low: Option<Scheduling>,
 }
 
@@ -77,21 +78,21 @@ impl Raised {
         Raised::default()
     }
 
-    /// Makes the thread as low again as it was.
+    /// Gives the thread its low priority back.
     pub(crate) fn undo(self) {
         if let Some(low) = self.low {
             let _ = sys::reschedule(Scheduling::ORDINARY, low);
         }
     }
 
-    /// How copies are made that nobody waits for, if not as usual.
+    /// The low priority for copies that nobody waits for, if the thread was raised.
     pub(crate) fn copying(self) -> Option<Haste> {
         let usual = Scheduling::ORDINARY;
         self.low.map(|low| Haste { usual, meanwhile: low })
     }
 }
 
-/// Why threads may have to wait for as long as a thread of the job gets no CPU.
+/// The text of the warning for a job that has to stay low.
 fn stays_low(own: Scheduling) -> String {
     let name = match own {
         Scheduling { policy: libc::SCHED_IDLE, .. } => "SCHED_IDLE".to_owned(),
@@ -112,9 +113,9 @@ pub(crate) fn no_thread(what: &'static str, errno: Errno) -> Error {
     Error::NoThread { what, errno, remedy: remedy_without_thread(errno, policy) }
 }
 
-/// What lets a thread with such a policy start others. The kernel refuses threads of SCHED_DEADLINE,
-/// because the new one would take the same share of real time: with the same error number as where
-/// there are too many threads.
+/// The remedy for a thread of this policy that cannot start another. The kernel refuses threads of
+/// SCHED_DEADLINE, because the new one would take the same share of real time. It uses the same
+/// error number for too many threads (EAGAIN).
 fn remedy_without_thread(errno: Errno, policy: Option<i32>) -> &'static str {
     match (errno.0, policy) {
         (libc::EAGAIN, Some(libc::SCHED_DEADLINE)) => {
@@ -131,15 +132,16 @@ fn remedy_without_thread(errno: Errno, policy: Option<i32>) -> &'static str {
     }
 }
 
-/// How the calling thread may run before ordinary threads, and return, if it may. With a limit on
-/// real time (RLIMIT_RTTIME) the kernel would kill the process during a window that takes longer.
+/// The change of the calling thread to SCHED_FIFO, if it may make the change and undo it. `None`
+/// under a limit on real time (RLIMIT_RTTIME), because the kernel would kill the process during a
+/// window that takes longer.
 pub(crate) fn first() -> Option<Haste> {
     own().and_then(first_of)
 }
 
-/// The same for a thread of the program's that has lent itself. It starts no thread meanwhile. What a
-/// thread was allowed a moment ago is not tried again: in a small job that would be a good part of
-/// the time.
+/// Like [`first`], for a thread of the program in which a job runs. It starts no thread meanwhile.
+/// A change that was allowed a moment ago is not tried again, because in a small job that would
+/// take a good part of the time.
 pub(crate) fn first_of_lent_thread() -> Option<Haste> {
     static ALLOWED: Fresh<()> = Fresh::new();
     let usual = present()?;
@@ -156,13 +158,13 @@ fn first_of(usual: Scheduling) -> Option<Haste> {
     (may_take_long() && haste.apply(true) && haste.apply(false)).then_some(haste)
 }
 
-/// Whether no limit bounds the time of a thread that runs before ordinary ones.
+/// Whether no limit (RLIMIT_RTTIME) bounds the time of a thread under SCHED_FIFO.
 fn may_take_long() -> bool {
     sys::resource_limit(Resource::RealTime).is_ok_and(|limit| limit.soft.is_none())
 }
 
-/// Raises the calling thread for good, as far as it may be. It is one that sleeps until others wait
-/// for it, and then does little.
+/// Raises the calling thread for good, to SCHED_FIFO if it may be. For threads that sleep until
+/// others wait for them, and then do little.
 pub(crate) fn serve_others() {
     let Some(own) = own() else { return };
     if sys::reschedule(own, own.first()).is_err() {
@@ -179,11 +181,12 @@ pub(crate) fn run_shortly() {
 }
 
 /// Bounds the time for which a worker runs before ordinary threads in windows that contain the copy
-/// of an area: one after the other they would keep a CPU from everybody else for the length of a job.
+/// of an area. Without a bound, one window after the other would keep a CPU from everybody else for
+/// the length of a job.
 ///
 /// The time that passes earns credit, half as much, and windows spend it. Without credit the worker
-/// offers its CPU to others before it closes the next area. If somebody takes it, that earns credit.
-/// If nobody does, nobody competes with the worker, and the window needs no priority.
+/// offers its CPU to other threads before it closes the next area. If one takes it, that earns
+/// credit. If none does, nobody competes with the worker, and the window needs no priority.
 #[derive(Debug)]
 pub(crate) struct FirstShare {
     credit_ns: i64,
@@ -220,7 +223,7 @@ impl FirstShare {
         self.credit_ns >= self.last_ns.min(Self::MOST_NS)
     }
 
-    /// Takes a window off the credit that has run first.
+    /// Takes the time of a window that has run first off the credit.
     pub(crate) fn spend(&mut self, window_ns: u64) {
         self.last_ns = i64::try_from(window_ns).unwrap_or(i64::MAX);
         self.credit_ns = self.credit_ns.saturating_sub(self.last_ns);

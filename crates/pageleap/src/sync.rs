@@ -77,21 +77,22 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// What was last found out, which counts for a moment: for what many jobs ask one after the other.
+/// A value that was found a moment ago. It answers questions that many jobs ask one after the
+/// other.
 ///
-/// It never waits: while another thread stores, there is nothing, also in a child made by `fork`
-/// meanwhile.
+/// It never blocks: while another thread uses it, it counts as empty. In a child that was forked at
+/// such a moment it stays empty.
 pub(crate) struct Fresh<T>(std::sync::Mutex<Option<(T, u64)>>);
 
 impl<T> Fresh<T> {
-    /// For how long a value counts.
+    /// For how long a value counts, in nanoseconds.
     pub(crate) const NS: u64 = 10_000_000;
 
     pub(crate) const fn new() -> Self {
         Fresh(std::sync::Mutex::new(None))
     }
 
-    /// What `of` takes from the last value, unless that is too old by now.
+    /// The result of `of` for the last value, unless that is too old by now.
     pub(crate) fn get<U>(&self, of: impl FnOnce(&T) -> U) -> Option<U> {
         let last = self.0.try_lock().ok()?;
         let (value, at_ns) = last.as_ref()?;
@@ -159,7 +160,7 @@ impl WaitWord {
     ///
     /// SeqCst, like the announcement of a sleeper. One thread changes the word and then looks for
     /// sleepers; the other announces itself and then looks at the word. At least one of them sees
-    /// what the other did.
+    /// the other's first step.
     pub(crate) fn wake(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         // Under loom's `SeqCst` the announcement may be overlooked.

@@ -1,4 +1,5 @@
-//! Whether another process traces a thread of the library (`ptrace(2)`: strace, gdb, py-spy).
+//! Finds out whether another process traces a thread of the library (`ptrace(2)`: strace, gdb,
+//! py-spy).
 //!
 //! A tracer stops the threads that it traces at each of their system calls, and between two stops
 //! it may read their memory by `process_vm_readv`, which waits for pages like any other access.
@@ -17,7 +18,7 @@
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// How often threads look that are not traced: a look takes some 10 us.
+/// How often a thread that is not traced looks for a tracer. A look takes some 10 us.
 const EVERY_NS: u64 = 100_000_000;
 
 /// The process that traces the calling thread, by its number in the PID namespace of `/proc`. A
@@ -37,8 +38,8 @@ fn tracer_in(status: &[u8]) -> Option<u32> {
     Some(number).filter(|number| *number != 0)
 }
 
-/// When threads last found out that nobody traces them, for threads that run many short jobs. Of two
-/// threads with one entry each forgets the other's, and looks again.
+/// The times at which threads last found that no process traces them, for threads that run many
+/// short jobs. If two threads share an entry, each overwrites the other's, and looks again.
 struct Untraced([AtomicU64; 16]);
 
 static UNTRACED: Untraced = Untraced([const { AtomicU64::new(0) }; 16]);
@@ -53,7 +54,7 @@ impl Untraced {
         self.0[thread as usize % self.0.len()].store(entry, Relaxed);
     }
 
-    /// When a thread has looked, if that is not too long ago.
+    /// The time of a thread's last look, if that is not too long ago.
     fn last(&self, thread: u32, now_ns: u64) -> Option<u64> {
         let entry = self.0[thread as usize % self.0.len()].load(Relaxed);
         let units = ((now_ns >> Self::UNIT) as u32).wrapping_sub(entry as u32);

@@ -196,11 +196,11 @@ pub enum Call {
     Bind,
     /// `set_mempolicy`.
     PreferTables,
-    /// The question on which nodes pages lie.
+    /// The query of the nodes on which pages lie.
     QueryNodes,
     /// Moving pages to another node by the kernel.
     MovePages,
-    /// Opening a userfaultfd and what belongs to it.
+    /// Opening a userfaultfd, and for some trackers an event and the pagemap.
     OpenTracker,
     /// Registration of a range with a userfaultfd.
     Track,
@@ -210,7 +210,7 @@ pub enum Call {
     MarkClean,
     /// The end of write-protection, for a page that a thread wants to write to.
     LetWrite,
-    /// The question which pages were written.
+    /// The query of the pages that were written.
     Scan,
     /// Waking the threads that wait for a range.
     Wake,
@@ -224,7 +224,7 @@ pub enum Call {
     FillPages,
     /// `madvise` that gives pages back.
     Discard,
-    /// Opening the pagemap of this process, which scans ask.
+    /// Opening the pagemap of this process, for PAGEMAP_SCAN.
     OpenPagemap,
     /// A mapping moves, with its page tables, into a hole.
     MoveMapping,

@@ -6,13 +6,13 @@ use std::sync::{LockResult, WaitTimeoutResult};
 use std::time::Duration;
 pub(crate) use std::time::Instant;
 
-/// A condition variable of the standard library that makes no system call while nobody waits. What
-/// is waited for changes under the mutex that the waiting threads pass.
+/// A condition variable of the standard library that makes no system call while nobody waits. The
+/// awaited condition has to change under the mutex that the waiting threads pass.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar {
     inner: std::sync::Condvar,
-    /// Threads that wait, or have just woken. It grows under the mutex, so who has had the mutex
-    /// after the change sees every thread that has not seen the change.
+    /// Threads that wait, or have just woken. It grows under the mutex. So a thread that has held
+    /// the mutex for its change sees every thread that has not seen the change.
     waiting: AtomicUsize,
 }
 
@@ -73,7 +73,8 @@ pub(crate) mod thread {
         Thread::start(name, body).map(Thread::detach)
     }
 
-    /// Threads that may borrow what outlives `'scope`: [`scope`] waits for the end of all of them.
+    /// Threads that may borrow values which outlive `'scope`, because [`scope`] waits for the end
+    /// of all threads.
     pub(crate) struct Scope<'scope, 'env: 'scope> {
         threads: Mutex<Vec<Thread>>,
         panicked: Arc<AtomicBool>,
@@ -95,7 +96,7 @@ pub(crate) mod thread {
                 }
             };
             let mut threads = super::super::lock(&self.threads);
-            // The room comes first: a thread that runs has to be in the list.
+            // The list gets room first, because a thread that runs has to be in it.
             threads.reserve(1);
             let body: Box<dyn FnOnce() + Send + 'scope> = Box::new(body);
             // SAFETY: only the lifetime changes. The thread is joined before `scope` returns or

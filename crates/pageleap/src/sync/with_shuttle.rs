@@ -1,5 +1,5 @@
-//! Shuttle's primitives, and a clock that is driven by those who look at it, so that a schedule
-//! repeats with all its time-outs.
+//! Shuttle's primitives, and a clock that advances with each reading, so that a schedule repeats
+//! with all its time-outs.
 
 use std::cell::Cell;
 use std::ops::Add;
@@ -34,9 +34,9 @@ pub(crate) mod thread {
         }
     }
 
-    /// Shuttle's scope wakes the thread that has opened it when the last of the others ends,
-    /// whatever it waits for: so that thread does nothing but wait, and one more thread runs the
-    /// body.
+    /// Shuttle's scope wakes the thread that has opened it when the last of the others ends, even
+    /// if it waits for something else. So that thread does nothing but wait, and one more thread
+    /// runs the body.
     pub(crate) fn scope<'env>(body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) + Send + 'env) {
         shuttle::thread::scope(|scope| drop(scope.spawn(|| body(&Scope(scope)))));
     }
@@ -83,7 +83,7 @@ impl Kernel {
     }
 }
 
-/// A moment of a clock that advances by a millisecond each time somebody looks. It belongs to the
+/// A moment of a clock that advances by a millisecond with each reading. It belongs to the
 /// operating system's thread, on which shuttle runs all threads of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Instant(Duration);
