@@ -200,7 +200,7 @@ pub enum Call {
     QueryNodes,
     /// Moving pages to another node by the kernel.
     MovePages,
-    /// Opening a userfaultfd, and for some trackers an event and the pagemap.
+    /// Opening a userfaultfd, and the event that ends its service.
     OpenTracker,
     /// Registration of a range with a userfaultfd.
     Track,

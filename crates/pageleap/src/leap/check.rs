@@ -97,7 +97,8 @@ impl Headroom {
 /// The mappings that a job needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Demand {
-    /// Those that do not depend on legs.
+    /// Those that are needed in any case: for areas under way, looks at attributes and joined
+    /// blocks.
     always: usize,
     /// The number of legs.
     legs: usize,

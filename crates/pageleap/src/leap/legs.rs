@@ -1,4 +1,13 @@
 //! Cuts ranges into legs: consecutive pages that move to consecutive frames, with equal attributes.
+//! Such pages can form one mapping before the move and one after it, so an engine moves any part of
+//! a leg by few calls.
+//!
+//! For example, pages 0 to 4 lie in frames 0 to 4, pages 5 to 9 in frames 20 to 24, and all get
+//! frames 40 to 49. That makes two legs, or four if page 7 alone is locked: 0 to 4, 5 to 6, 7, and
+//! 8 to 9.
+//!
+//! [`Claimed::claim`] claims a range, [`Claimed::plan`] takes frames and cuts the legs, and
+//! [`lend_aliases`] prepares the exchange of page tables.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,8 @@
 //! The end of a mover: frames and claims go back, and vacated frames are made ready for use again.
+//!
+//! Other jobs may claim the pages before the vacated frames are ready, so that they need not wait
+//! for that. The frames are *announced* by then: a call that needs them waits instead of failing
+//! ([`Share::announce`](pool::Share)).
 
 use std::ops::Range;
 use std::sync::PoisonError;

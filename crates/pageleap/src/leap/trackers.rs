@@ -105,7 +105,7 @@ impl Trackers {
         self.chosen.tracker.as_ref().map(OpenTracker::tracker)
     }
 
-    /// Whether the job's engine has a tracker, unless its messages are known not to be read.
+    /// Whether the job's engine has a tracker whose messages can be read, as far as is known.
     pub(super) fn has_own(&self) -> bool {
         self.chosen.tracker.is_some() && self.unserved.get().is_none()
     }

@@ -1,7 +1,8 @@
 //! Pools: pre-faulted memory of one or several nodes. Regions take their frames from pools, and
 //! migrations return frames to them.
 //!
-//! A pool has a *share* of frames on each of its nodes. All operations on frames are a share's.
+//! A pool has a *share* of frames on each of its nodes: one memory file, mapped once by the pool
+//! itself (the *alias*). All operations on frames are a share's.
 
 mod alias;
 mod descriptor;

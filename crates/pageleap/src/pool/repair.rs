@@ -1,5 +1,10 @@
 //! Repairs the aliases of frames, before a frame may be free and before a migration may copy into
 //! it.
+//!
+//! A migration may leave an alias without page tables, with the attributes of a region, or as a
+//! hole ([`AliasState`]). There are four repairs, from the cheapest to the most thorough: to give
+//! the alias its access and advice back, to fill its page tables by MADV_POPULATE_READ, to map it
+//! anew, and to map it only if a hole or a pool's own mapping is there.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;

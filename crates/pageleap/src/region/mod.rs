@@ -2,11 +2,12 @@
 //!
 //! A region owns its address space and every mapping in it, until it is dropped. Each page is
 //! either backed by a frame of a pool, or unbacked: an access to an unbacked page raises SIGSEGV,
-//! as to any unmapped address.
+//! as to any unmapped address. [`extents`] has the frame of each page, [`busy`] the claims of jobs
+//! and calls, [`pins`] the guards, and [`views`] makes slices.
 //!
-//! **Invariant:** outside a running migration, the mappings of a region are those that
-//! [`ExtentMap`] says. **Invariant:** bytes that a job or a call is changing are *busy*, and no
-//! other job or call changes them meanwhile.
+//! **Invariant:** outside a running migration, the mappings of a region are those of its
+//! [`ExtentMap`]. **Invariant:** bytes that a job or a call is changing are *busy*, and no other
+//! job or call changes them meanwhile.
 
 mod busy;
 mod extents;
