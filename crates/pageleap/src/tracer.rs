@@ -1,19 +1,19 @@
 //! Finds out whether another process traces a thread of the library (`ptrace(2)`: strace, gdb,
 //! py-spy).
 //!
-//! A tracer stops the threads that it traces at each of their system calls, and between two stops
-//! it may read their memory by `process_vm_readv`, which waits for pages like any other access.
-//! If it reads an area that a thread of a job has closed, and has stopped that thread, each waits
-//! for the other for ever. So while a job's threads are traced, the job closes areas only in ways
-//! that let readers go on.
+//! A tracer stops the threads that it traces at each of their system calls. Between two stops it
+//! may read their memory by `process_vm_readv`, which waits for pages like any other access. If it
+//! reads an area that a thread of a job has closed, and has stopped that thread, each waits for the
+//! other for ever. So while a job's threads are traced, the job closes areas only in ways that let
+//! readers go on.
 //!
 //! **Which threads.** Only threads that end windows matter: workers, and the threads that read
-//! messages for them. A thread looks at itself, because `/proc/self/status` tells of the main
-//! thread only, and a tracer of the main thread alone (strace without `-f`) lets a job's threads go
-//! on. One of them stands for all others of its job: a job starts its threads itself, so a tracer
-//! that follows `clone` has all of them, and one that attaches to a process later attaches to all
-//! of its threads before it reads their memory. A tracer that attaches to single threads by their
-//! numbers is not covered.
+//! messages for them. A thread looks at itself, because `/proc/self/status` shows the main thread
+//! only, and a tracer of the main thread alone (strace without `-f`) lets a job's threads go on.
+//! One thread stands for all others of its job, because the job starts them itself: a tracer that
+//! follows `clone` has all of them. One that attaches to a process later attaches to all of its
+//! threads before it reads their memory. A tracer that attaches to single threads by their numbers
+//! is not covered.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -197,7 +197,7 @@ pub struct Mapping {
 ///
 /// # Safety of the `unsafe` methods
 /// They replace or forbid access to memory. The caller owns the ranges it names: it reserved them
-/// here, no Rust reference to them relies on contents or access that the call changes, and threads
+/// here, and no Rust reference to them relies on contents or access that the call changes. Threads
 /// that access them are prepared for the outcome that the method states.
 #[allow(clippy::missing_safety_doc)] // stated once, above, for all methods
 pub unsafe trait Backend: Send + Sync {

@@ -112,9 +112,9 @@ struct Demand {
 const LEAST_VACATED: usize = 16;
 
 /// How many of the `left` mappings a job may use, or `None` if they are too few. A job that moves
-/// many pieces needs fewer if it gives vacated frames back in parts, because the kernel joins
-/// mappings: of pages that have moved to neighbouring frames, and of the alias once vacated frames
-/// are free.
+/// many pieces needs fewer if it gives vacated frames back in parts. By then the kernel has joined
+/// mappings: of pages that have moved to neighbouring frames, and of the alias over frames that are
+/// free again.
 fn headroom(left: usize, demand: Demand) -> Option<Headroom> {
     let Demand { always, legs, in_parts } = demand;
     // A piece that stays behind makes three mappings of one in the region: before it, of it and

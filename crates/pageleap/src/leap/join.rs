@@ -30,9 +30,9 @@ const BLOCK: u64 = 128;
 /// are joined before they are complete.
 const MOST_APART: u64 = 1024;
 
-/// How many mappings a job makes of hugetlb pages, by the number of pages of each of its ranges:
-/// those that stay, one for each block, and those of pages that wait for their neighbours
-/// meanwhile.
+/// How many mappings a job makes of hugetlb pages, by the number of pages of each of its ranges.
+/// The first number is of mappings that stay, one for each block. The second is of those that pages
+/// have meanwhile, while they wait for their neighbours.
 pub fn mappings_apart(pages: &[u64]) -> (u64, u64) {
     let blocks = pages.iter().map(|pages| pages.div_ceil(BLOCK)).sum();
     let all: u64 = pages.iter().sum();

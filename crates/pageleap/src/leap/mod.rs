@@ -199,10 +199,13 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// Sets the largest number of threads that copy. Default: one for each four CPUs of the
-    /// destination node, so that the application keeps its CPUs, and one for each 2 MB of the ranges,
-    /// because it takes longer to start a thread than to copy less; at least 1 and at most 8. All
-    /// threads copy each hugetlb page together, one page after the other: the more threads, the
+    /// Sets the largest number of threads that copy. By default it is the smaller of two numbers,
+    /// but at least 1 and at most 8:
+    ///
+    /// * one for each four CPUs of the destination node, so that the application keeps its CPUs;
+    /// * one for each 2 MB of the ranges, because starting a thread takes longer than copying less.
+    ///
+    /// All threads copy each hugetlb page together, one page after the other: the more threads, the
     /// shorter the page's writers wait. A long job tries now and then whether fewer threads are as
     /// fast ([`Report::threads_settled`](crate::Report::threads_settled)).
     pub fn threads(mut self, threads: usize) -> Self {
@@ -234,7 +237,7 @@ impl<'a> Migration<'a> {
     /// area that is closed before it is copied is so large that its copy takes three tenths of the
     /// budget.
     ///
-    /// Areas have at least 2 MB where page tables move along, so the least budget that `stop-copy`
+    /// Areas have at least 2 MB where page tables move along. So the least budget that `stop-copy`
     /// keeps there is some two times the time in which 2 MB are copied: 0.3 ms at 16 GB/s, 0.9 ms
     /// at 5 GB/s. Where page tables may stay (on a machine with one node, say) it is some 0.15 ms.
     ///

@@ -148,9 +148,9 @@ impl Precedence {
     }
 }
 
-/// Whether a job of so many threads may run in the calling thread. The settings that it would
-/// change must be such that the thread can get them back, and the thread's own memory must not lie
-/// near the pages, because the thread would wait for itself.
+/// Whether a job of so many threads may run in the calling thread. The thread must be able to get
+/// back the settings that the job would change. Its own memory must not lie near the pages, because
+/// it would wait for itself.
 pub(super) fn may_run_here(claimed: &[Claimed], threads: usize, is_host_memory: bool) -> bool {
     let mut here = 0u8;
     // SAFETY: the C library's variable of the calling thread.

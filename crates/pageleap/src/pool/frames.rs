@@ -52,9 +52,9 @@ impl FrameAllocator {
     /// Takes `frames` frames: from the smallest run that holds them all, else from the largest
     /// runs, in ascending order. `None`, and nothing taken, if there are not enough.
     ///
-    /// If they fill a page-table page, the first one is, where possible, at the same place within
-    /// its page-table page as `beside` within its own: then whole page-table pages can move between
-    /// the two.
+    /// If they fill a page-table page, the first one has, where possible, the same place within its
+    /// page-table page as `beside` within its own. Then whole page-table pages can move between the
+    /// two.
     pub(crate) fn take(&mut self, frames: u64, beside: u64) -> Option<Vec<Run>> {
         if frames > self.free_frames {
             return None;

@@ -2,9 +2,12 @@
 //! it.
 //!
 //! A migration may leave an alias without page tables, with the attributes of a region, or as a
-//! hole ([`AliasState`]). There are four repairs, from the cheapest to the most thorough: to give
-//! the alias its access and advice back, to fill its page tables by MADV_POPULATE_READ, to map it
-//! anew, and to map it only if a hole or a pool's own mapping is there.
+//! hole ([`AliasState`]). There are four repairs, from the cheapest to the most thorough:
+//!
+//! * give the alias its access and advice back;
+//! * fill its page tables (MADV_POPULATE_READ);
+//! * map it anew;
+//! * map it only if a hole or a pool's own mapping is there.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -234,7 +237,7 @@ impl Share {
 
 impl State {
     /// Notes that the alias of `run` has been mapped anew, or that this failed and may have left a
-    /// hole, unless it failed for want of the descriptor: then nothing has changed.
+    /// hole. If it failed for want of the descriptor, nothing has changed.
     pub(super) fn mapped_anew(&mut self, run: Run, mapped: Result<(), (Call, Errno)>) {
         let event = match mapped {
             Ok(()) => AliasEvent::Mapped,

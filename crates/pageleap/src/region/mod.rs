@@ -320,11 +320,12 @@ impl Region {
     /// moment: the job leaves discarded pages out ([`Reason::Discarded`](crate::Reason)).
     ///
     /// # Errors
-    /// [`Error::RangeBusy`]: a job is moving pages of the part, or lets no call withdraw pages,
-    /// because it begins, ends, or moves hugetlb pages, whose mappings it joins later; or another
-    /// call works on the part. [`Region::discard_within`] waits. [`Error::Pinned`]: a guard is on
-    /// the part ([`Region::pin`]). [`Error::Call`]: the process has as many mappings as it may
-    /// have; some pages of the part may still be backed then, with their contents.
+    /// [`Error::RangeBusy`]: another call works on the part, or a job is moving pages of it, or a
+    /// job lets no call withdraw pages. A job does so while it begins and ends, and as long as it
+    /// moves hugetlb pages, whose mappings it joins later. [`Region::discard_within`] waits.
+    /// [`Error::Pinned`]: a guard is on the part ([`Region::pin`]). [`Error::Call`]: the process
+    /// has as many mappings as it may have; some pages of the part may still be backed then, with
+    /// their contents.
     pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
         self.discard_within(range, Duration::ZERO)
     }
@@ -382,10 +383,12 @@ impl Region {
 
     /// Keeps the pages of a part in their frames until the guard is dropped.
     ///
-    /// Hold a guard as long as a device, or the kernel for it, may use the frames. That is, in
-    /// either direction, from before the submission of O_DIRECT, RDMA, MSG_ZEROCOPY, `vmsplice` or
-    /// `process_vm_writev` until after its completion, and from before the registration of an
-    /// io_uring buffer until after its unregistration.
+    /// Hold a guard as long as a device, or the kernel for it, may use the frames, in either
+    /// direction:
+    ///
+    /// * for O_DIRECT, RDMA, MSG_ZEROCOPY, `vmsplice` or `process_vm_writev`, from before the
+    ///   submission until after the completion;
+    /// * for an io_uring buffer, from before its registration until after its unregistration.
     ///
     /// Returns when no attempt is under way that moves one of the pages; an attempt takes
     /// milliseconds. Jobs move all other pages meanwhile, and wait for guards as
