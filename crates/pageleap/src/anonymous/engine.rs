@@ -1,4 +1,4 @@
-//! The methods by which memory moves that no pool owns.
+//! Engines for memory that no pool owns.
 
 use std::fmt;
 
@@ -12,14 +12,16 @@ use crate::units::EngineName;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MemoryEngine {
     /// UFFDIO_MOVE, for private anonymous memory: pages leave their range, are copied, and the
-    /// copies come. Threads that touch a page meanwhile wait for its copy. Needs Linux 6.8.
+    /// copies take their place. Threads that touch such a page meanwhile wait for its copy. Needs
+    /// Linux 6.8.
     UffdMove,
-    /// The kernel's `move_pages`: for all memory that it can move, to other nodes only.
+    /// The kernel's `move_pages`, for all memory that the kernel can move, and to other nodes only.
     Kernel,
 }
 
 impl MemoryEngine {
-    /// All of them. The library takes the first one where it works, and the last one for the rest.
+    /// All engines. By default the library uses the first one where it works, and the last one for
+    /// the rest.
     pub const ALL: [MemoryEngine; 2] = [MemoryEngine::UffdMove, MemoryEngine::Kernel];
 
     const fn named(self) -> EngineName {
@@ -39,7 +41,7 @@ impl MemoryEngine {
         self.named().number()
     }
 
-    /// The one with a number of the C interface.
+    /// The engine with this number in the C interface.
     pub fn by_number(number: u32) -> Option<MemoryEngine> {
         MemoryEngine::ALL.into_iter().find(|engine| engine.number() == number)
     }

@@ -1,22 +1,23 @@
-//! The nodes of page frames.
+//! Finds the node of a page frame by its number.
 //!
-//! The kernel tells where pages lie (`move_pages(2)` without nodes), in 0.15 us for each. Whoever
-//! may see frame numbers (CAP_SYS_ADMIN) gets them with what is read of pages anyway, and nodes
-//! from the spans of the zones.
+//! `move_pages(2)` without nodes tells where pages lie, in 0.15 us for each. A process with
+//! CAP_SYS_ADMIN is faster without it: pagemap, which is read anyway, contains frame numbers then,
+//! and `/proc/zoneinfo` the frames of each node's zones.
 
 use std::ops::Range;
 
-/// Where zones lie, by frame number. Frames in zones of several nodes are left out.
+/// The frames of each zone with its node, ascending. Frames that zones of several nodes span are
+/// left out.
 #[derive(Debug, Default)]
 pub(super) struct FrameNodes(Vec<(Range<u64>, i32)>);
 
 impl FrameNodes {
-    /// Reads `/proc/zoneinfo`. Where that does not work, no frame has a known node.
+    /// Reads `/proc/zoneinfo`. If that fails, the node of every frame is unknown.
     pub(super) fn read() -> FrameNodes {
         FrameNodes::parse(&std::fs::read_to_string("/proc/zoneinfo").unwrap_or_default())
     }
 
-    /// Takes the number of each zone's node, its `spanned` and its `start_pfn`.
+    /// Parses the node, `spanned` and `start_pfn` of each zone.
     fn parse(text: &str) -> FrameNodes {
         let (mut node, mut spanned) = (None, 0);
         let mut zones = Vec::new();

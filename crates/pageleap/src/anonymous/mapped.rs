@@ -1,6 +1,6 @@
-//! Mappings of the library's own: memory that no allocator knows.
+//! The library's own mappings, made without any allocator.
 //!
-//! Data that a window needs lies here, because the heap may lie in the area.
+//! Data that a window needs lies in such mappings, because the heap may lie in the area that moves.
 
 use std::ops::Range;
 
@@ -9,13 +9,13 @@ use pageleap_sys::{Advice, Errno};
 
 use crate::units::{Call, Prot};
 
-/// Private anonymous memory, unmapped on drop. Children do not get it: there, its addresses are
-/// somebody else's.
+/// Private anonymous memory, unmapped on drop. It is not inherited by children (MADV_DONTFORK), in
+/// which other memory may lie at these addresses.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     start: usize,
     len: usize,
-    /// The process that has mapped it.
+    /// The process that has made the mapping.
     process: u32,
 }
 
@@ -28,10 +28,10 @@ impl Mapped {
         Ok(mapped)
     }
 
-    /// Maps a part anew, in bytes from the start, without pages and without page tables.
+    /// Replaces a part, in bytes from the start, by a new mapping without pages and page tables.
     ///
     /// # Safety
-    /// Nobody needs what lies there.
+    /// Nobody needs the contents of the part.
     pub(super) unsafe fn renew(&self, part: Range<usize>) -> Result<(), (Call, Errno)> {
         // SAFETY: the mapping is this value's own; the rest is forwarded to the caller.
         unsafe { sys::vacate(self.start + part.start, part.len()) }
@@ -42,8 +42,9 @@ impl Mapped {
     /// Makes a part of a reservation accessible.
     fn open(&self, part: Range<usize>) -> Result<(), (Call, Errno)> {
         let start = self.start + part.start;
-        // SAFETY: the mapping is this value's own, and only reserved. If the process locks future
-        // mappings, memory that becomes accessible would be populated at once.
+        // SAFETY: the mapping is this value's own, and only reserved. It is unlocked first, because
+        // a process that locks future mappings (mlockall) would populate memory as soon as it
+        // becomes accessible.
         unsafe {
             sys::unlock(start, part.len()).map_err(|errno| (Call::Lock, errno))?;
             sys::protect(start, part.len(), Prot::READ_WRITE.0)
@@ -56,7 +57,7 @@ impl Mapped {
         self.start
     }
 
-    /// Whether this process has it, and not its parent.
+    /// Whether this process has made the mapping. A forked child has only the value.
     pub(super) fn is_here(&self) -> bool {
         self.process == std::process::id()
     }
@@ -65,7 +66,7 @@ impl Mapped {
         self.len
     }
 
-    /// Advises on a part, in bytes from the start.
+    /// Applies advice to a part, in bytes from the start (`madvise(2)`).
     pub(crate) fn advise(&self, part: Range<usize>, advice: Advice) -> Result<(), (Call, Errno)> {
         let call = match advice {
             Advice::PopulateWrite => Call::Populate,

@@ -1,25 +1,27 @@
 //! Leaps of memory that pageleap does not own: private anonymous memory of this process, as
 //! `malloc` and `mmap` give it, moves in place.
 //!
-//! Pages move by UFFDIO_MOVE (Linux 6.8): out of the range to a parking place, and their copies
-//! into the range. The mapping itself is never replaced, and the kernel refuses pages that are
-//! pinned or shared. The range is registered for missing pages meanwhile, so that a thread that
-//! touches an area in its window sleeps until the copies have come.
+//! UFFDIO_MOVE (Linux 6.8) moves pages from one address to another without a copy. Here it takes
+//! pages out of the range to a parking place, they are copied, and it brings the copies into the
+//! range. The mapping itself is never replaced, and the kernel refuses pages that are pinned or
+//! shared. The range is registered with a userfaultfd for missing pages meanwhile, so that a thread
+//! that touches an area in its window sleeps until the copies have come.
 //!
 //! * [`window`]: the window, and the thread that attends to messages.
-//! * [`stage`]: where copies are made.
-//! * [`ranges`]: what ranges consist of. What is no such memory moves by the kernel.
-//! * [`pages`]: what is present in a range.
-//! * [`frames`]: where frames lie.
-//! * [`vacated`]: pages that are given back beside the worker.
+//! * [`stage`]: memory of the destination for the copies, and the parking places.
+//! * [`ranges`]: splits ranges into memory that can move in place and memory that the kernel has to
+//!   move.
+//! * [`pages`]: finds the present pages of a range in `/proc/self/pagemap`.
+//! * [`frames`]: the node of a page frame.
+//! * [`vacated`]: hands parked pages to another thread, which gives them back beside the worker.
 //! * [`forks`](crate::forks): keeps `fork` and windows apart.
-//! * [`mapped`]: memory that no allocator knows.
-//! * [`yard`]: the ranges while a job moves them, and the threads beside its worker.
+//! * [`mapped`]: mappings that no allocator knows.
+//! * [`yard`]: the registered ranges, and the threads beside the job's worker.
 //! * [`mover`]: the job's mover.
 //!
-//! While ranges are registered, whoever touches a page that is missing needs the job's threads. So
-//! if another process traces these threads ([`tracer`](crate::tracer)), the job ends the
-//! registration, and leaves the rest to the kernel.
+//! While ranges are registered, a thread that touches a missing page needs the job's threads. So if
+//! another process traces these threads ([`tracer`](crate::tracer)), the job ends the registration,
+//! and leaves the rest to the kernel.
 
 mod engine;
 mod frames;
@@ -71,8 +73,8 @@ use yard::Yard;
 
 /// Bytes of a transparent huge page.
 const HUGE: usize = PageSize::Thp.bytes();
-/// Bytes of areas: the first one, the smallest, and the largest. A window takes two calls and a
-/// copy: some 0.1 ms for 1 MB of base pages on a host that copies 17 GB/s.
+/// Bytes of an area: the first, the smallest and the largest. A window takes two calls and a copy,
+/// for example 0.1 ms for 1 MB of base pages on a host that copies 17 GB/s.
 const FIRST: usize = 1 << 20;
 const LEAST: usize = 128 << 10;
 const MOST: usize = 4 << 20;
@@ -81,27 +83,27 @@ const MOST: usize = 4 << 20;
 /// ranges form one job.
 ///
 /// Private anonymous memory, as `malloc` and `mmap` give it, moves in place by
-/// [`MemoryEngine::UffdMove`], where that works. Everything else in the ranges, and all of them where it
-/// does not work, moves by [`MemoryEngine::Kernel`]: files, shared memory, hugetlb pages, memory that
-/// cannot be written.
+/// [`MemoryEngine::UffdMove`] where that engine works. [`MemoryEngine::Kernel`] moves everything
+/// else in the ranges (files, shared memory, hugetlb pages, memory that cannot be written), and all
+/// of them where the first engine does not work.
 ///
 /// # The contract
 /// From the start to the end of the job nobody frees, reallocates, unmaps, remaps or protects the
 /// ranges, and nobody forks by the bare system call (the C library's `fork` may be used). Ranges
-/// are allocations or mappings of the caller: what else lies in the same allocator arena may come
-/// and go. Threads may use the memory meanwhile, and so may system calls; pages that
-/// are pinned for I/O stay where they are. `madvise(MADV_DONTNEED)` is allowed, too.
+/// are allocations or mappings of the caller; other allocations in the same arena may come and go.
+/// Threads and system calls may use the memory meanwhile, and `madvise(MADV_DONTNEED)` is allowed.
+/// Pages that are pinned for I/O stay where they are.
 ///
 /// If the contract is broken, contents of the ranges may be lost. Memory of others is not: pages
 /// come only into mappings that this job has registered.
 ///
-/// No thread ends meanwhile whose stack, thread-local memory or held robust mutexes lie in the
-/// ranges: the kernel waits for no page on behalf of a thread that ends.
+/// No thread may end meanwhile if its stack, thread-local memory or held robust mutexes lie in the
+/// ranges, because the kernel does not wait for a missing page on behalf of an ending thread.
 ///
-/// The ranges have no mutexes with priority inheritance, and nobody uses FUTEX_WAKE_OP in them: the
-/// kernel writes such words itself, and does not wait. They have no memory of the library, such as
-/// a [`Reserve`]. No O_DIRECT read of a network file system into them is under way: such file
-/// systems hold pages without pinning them.
+/// The ranges contain no priority-inheritance mutexes, and no word that FUTEX_WAKE_OP is used on:
+/// the kernel writes such words itself, and does not wait for a missing page. They contain no
+/// memory of the library, such as a [`Reserve`]. No O_DIRECT read of a network file system into
+/// them is under way, because such file systems hold pages without pinning them.
 #[derive(Debug)]
 #[must_use = "a migration does nothing until it is started"]
 pub struct MemoryMigration {
@@ -112,7 +114,7 @@ pub struct MemoryMigration {
     engine: Option<MemoryEngine>,
     #[cfg(test)]
     refuse: Option<tests::Plan>,
-    /// Who traces the worker.
+    /// Returns the process that traces the calling thread; tests replace it.
     tracer: fn() -> Option<u32>,
     timeout: Option<Duration>,
     wait_budget: Duration,
@@ -159,10 +161,10 @@ impl MemoryMigration {
         }
     }
 
-    /// Adds a range of bytes, and where its pages are to lie. The whole pages among the bytes move:
-    /// what else lies in its first and its last page may be somebody else's. The memory policy of
-    /// these pages becomes that of the placement, so that pages that are touched for the first time
-    /// later follow it. Page tables stay where they are.
+    /// Adds a range of bytes, and the placement of its pages. Only the whole pages among the bytes
+    /// move, because the rest of the first and of the last page may belong to other data. The
+    /// memory policy of these pages becomes that of the placement, so that later first touches
+    /// follow it. Page tables stay where they are.
     ///
     /// # Safety
     /// The caller keeps the [contract](MemoryMigration#the-contract) from the start of the job to
@@ -174,14 +176,14 @@ impl MemoryMigration {
         self
     }
 
-    /// Copies into memory of a reserve where it fits: the node, the size of pages, and while the
-    /// reserve has some. May be said several times.
+    /// Copies into memory of a reserve where it fits: the same node and page size, and while some
+    /// is left. May be called several times.
     pub fn reserve(mut self, reserve: &Arc<Reserve>) -> Self {
         self.reserves.push(reserve.clone());
         self
     }
 
-    /// Moves pages as well that lie on the right node already: they get other frames of it. For
+    /// Also moves pages that are on the right node already: they get other frames of that node. For
     /// measurements on machines with one node. Default: no.
     pub fn renew(mut self, renew: bool) -> Self {
         self.renews = renew;
@@ -204,8 +206,8 @@ impl MemoryMigration {
         self
     }
 
-    /// Sets how long a thread should have to wait for a window, at most. Default: 0.5 ms. An area
-    /// has at least 128 KB, or one transparent huge page.
+    /// Sets how long a thread should have to wait for a window, at most. Default: 0.5 ms. It is a
+    /// target: an area has at least 128 KB, or one transparent huge page.
     pub fn wait_budget(mut self, budget: Duration) -> Self {
         self.wait_budget = budget;
         self
@@ -217,12 +219,13 @@ impl MemoryMigration {
         self
     }
 
-    /// Starts the job. It has one thread that moves pages, and one that attends to threads that
-    /// touch missing pages.
+    /// Starts the job. It has one thread that moves pages (the worker), one that serves threads
+    /// that touch missing pages, and one that gives vacated pages back.
     ///
-    /// The job's threads are ordinary ones, also if the calling thread has a lower priority, as far
-    /// as the process may raise them: threads wait for their calls. They keep the calling thread's
-    /// cgroup, and a real-time policy, and run on those of its CPUs that the destination's node has.
+    /// The job's threads get ordinary priority even if the calling thread has a lower one, as far
+    /// as the process may raise them, because threads of the program wait for them. They keep the
+    /// calling thread's cgroup, and a real-time policy if it has one. They run on those of its CPUs
+    /// that belong to the destination's nodes.
     ///
     /// # Errors
     /// [`Error::BadArgument`]: there is no range, a range has no whole page, is not mapped, has
@@ -237,7 +240,7 @@ impl MemoryMigration {
         let topology = Topology::read()?;
         self.check(&topology)?;
         if let Some(node) = self.ranges.iter().find_map(|(_, to)| to.nodes().next()) {
-            // A worker, and the threads beside it.
+            // Three threads: the worker, the attendant and the watcher.
             let bytes = self.ranges.iter().map(|(range, _)| range.len()).sum();
             check_memory_cgroups(node, 3, bytes)?;
         }
@@ -266,7 +269,7 @@ impl MemoryMigration {
         }
     }
 
-    /// The migration that moves all of it through the kernel.
+    /// The migration of all ranges by the kernel's engine.
     fn by_kernel<'a>(&self, memory: &'a RangeMemory) -> KernelMigration<'a> {
         let all = KernelMigration::new().least_stripe(HUGE).max_call(self.wait_budget);
         let all = self
@@ -294,7 +297,7 @@ impl MemoryMigration {
         let stage = Stage::new(MOST, yard.vacated().places(), reserves).map_err(refused)?;
         let Plan { mover: kernel, items, areas: stretches } = self.by_kernel(&memory).plan()?;
         let (mut legs, mut areas) = (Vec::new(), Vec::new());
-        // The kernel's legs keep their numbers.
+        // Legs in place get numbers after the kernel's, which keep theirs.
         let kernel_legs = stretches.len();
         for stretch in stretches {
             if !memory.is_in_place(stretch.pages.start as usize * BASE_PAGE) {
@@ -336,25 +339,25 @@ impl MemoryMigration {
         Running::new(mover, items, areas, settings, self.warnings(), began).start(None)
     }
 
-    /// Makes the policies of ranges those of their placements.
+    /// Sets the memory policy of each range to that of its placement (mbind).
     fn set_policies(&self, memory: &RangeMemory) -> Result<(), Error> {
         self.ranges.iter().try_for_each(|(range, to)| memory.set_policy(range, to))
     }
 
-    /// What will not be as asked for.
+    /// Warnings about requests that cannot be fulfilled.
     fn warnings(&self) -> Vec<Warning> {
         let asked = self.ranges.iter().any(|(_, to)| to.page_tables != PageTables::Auto);
         let warning = "page tables stay on the node where they are: only pages move in place";
         if asked { vec![Warning::new(WarningKind::PageTables, warning)] } else { Vec::new() }
     }
 
-    /// `has_huge`: no area is to end in a huge page.
+    /// `has_huge`: areas consist of whole huge pages.
     fn settings(&self, has_huge: bool) -> Settings {
         let pages = |bytes: usize| (bytes / BASE_PAGE) as u64;
         let unit = Unit { pages: pages(HUGE), base_pages: 1 };
         let [first, least] = if has_huge { [HUGE; 2] } else { [FIRST, LEAST] };
         Settings {
-            // The mover decides itself.
+            // The mover decides about retries itself.
             policy: RetryPolicy { reduction_factor: 1, max_disturbed: u32::MAX, max_refused: 1 },
             most_held_early: 0,
             pace: Pace::budgeted(pages(first), pages(least), pages(MOST), unit, self.wait_budget),
@@ -420,7 +423,7 @@ impl MemoryMigration {
     }
 }
 
-/// What the engine takes of the kernel: a userfaultfd that holds up the kernel's accesses too, and
+/// The descriptors that the engine needs: a userfaultfd that also handles faults of the kernel, and
 /// a pagemap.
 fn open() -> Result<(OwnedFd, Pagemap), Error> {
     let refused = |reason, remedy: &str| Error::EngineRefused {

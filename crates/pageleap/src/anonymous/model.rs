@@ -1,9 +1,9 @@
-//! The kernel's half of windows, for shuttle: what UFFDIO_MOVE, messages and discarding do with
-//! pages, as [`window`](super::window) relies on it (docs/protocol.md, 3.7). And the tests that run
-//! windows beside threads that write, discard, and map anew.
+//! The kernel's part of windows, modelled for shuttle: the effects of UFFDIO_MOVE, of messages and
+//! of discards on pages, as far as [`window`](super::window) relies on them (docs/protocol.md,
+//! 3.7). The tests run windows beside threads that write, discard, and replace mappings.
 //!
-//! The functions have the names, arguments and results of those of `pageleap_sys`. Addresses are
-//! numbers, and the contents of a page is one word.
+//! The functions have the names, arguments and results of those in `pageleap_sys`. Addresses are
+//! numbers, and a page contains one word.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -21,16 +21,16 @@ use crate::schedules::bounded::each_schedule;
 use crate::schedules::explore::{at_random, expect, explore, with_few_switches};
 use crate::units::BASE_PAGE;
 
-/// Where the range, the parking place and the copies begin.
+/// Addresses of the range, the parking place and the copies.
 const RANGE: usize = 1 << 30;
 const PARKING: usize = 2 << 30;
 const COPIES: usize = 3 << 30;
 /// Pages of the range.
 const PAGES: usize = 4;
-/// The pages that their owners discard, and where something else is mapped.
+/// The page that its owner discards, and the page where something else is mapped.
 const DISCARDED: usize = 2;
 const REPLACED: usize = 3;
-/// Where the window's copies contain this, they have not been made.
+/// The contents of a copy before it is made.
 const GARBAGE: u64 = u64::MAX;
 
 #[derive(Default)]
@@ -39,13 +39,13 @@ struct State {
     pages: BTreeMap<usize, u64>,
     /// Pages of mappings that are not registered.
     foreign: BTreeSet<usize>,
-    /// Pages that are pinned: they do not move.
+    /// Pinned pages, which do not move.
     pinned: BTreeSet<usize>,
     messages: VecDeque<(u64, UffdMessage)>,
-    /// Numbers of messages, and of the last one that was read.
+    /// The number of the last message that was sent, and of the last one that was read.
     sent: u64,
     read: u64,
-    /// Threads that discard or unmap, and whose messages were not read.
+    /// Threads that discard or unmap and wait for their message to be read.
     changing: u32,
     /// How often waiting threads were woken.
     wakes: u64,
@@ -62,7 +62,7 @@ shuttle::lazy_static! {
     static ref KERNEL: Kernel = Kernel::default();
 }
 
-/// What the schedules have met.
+/// Counts of events in all schedules.
 static UNCOUNTED: Count = Count::new(0);
 static AGAIN: Count = Count::new(0);
 static WAITED: Count = Count::new(0);
@@ -105,26 +105,26 @@ impl Kernel {
             WAITED.fetch_add(1, Relaxed);
             self.send(UffdMessage::Fault(at));
             self.wait(|state| state.wakes != wakes || state.pages.contains_key(&at));
-            // If somebody changes mappings, the attendant has only woken this thread.
+            // While mappings change, the attendant wakes this thread without filling the hole.
             thread::yield_now();
         }
     }
 
-    /// Says what changes, waits until that is read, and lets pages move again.
+    /// Sends a message of a change, waits until it is read, and lets pages move again.
     fn announce(&self, at: usize) {
         let number = self.send(UffdMessage::Remove(at, at + BASE_PAGE));
         self.wait(|state| state.read >= number);
         self.lock().changing -= 1;
     }
 
-    /// MADV_DONTNEED: announced before pages go.
+    /// MADV_DONTNEED sends its message before the pages go.
     fn discard(&self, at: usize) {
         self.lock().changing += 1;
         self.announce(at);
         self.lock().pages.remove(&at);
     }
 
-    /// Maps something else: announced after the old mapping has gone.
+    /// Maps something else. The message is sent after the old mapping has gone.
     fn replace(&self, at: usize, contents: u64) {
         let mut state = self.lock();
         state.changing += 1;
@@ -134,7 +134,7 @@ impl Kernel {
         self.announce(at);
     }
 
-    /// Brings a page to a hole of a registered mapping.
+    /// Fills a hole of a registered mapping.
     fn fill(&self, at: usize, contents: u64) -> Result<(), Errno> {
         let mut state = self.lock();
         if state.changing > 0 {
@@ -161,7 +161,7 @@ impl Kernel {
         let mut state = self.lock();
         let refused = match state.pages.get(&src) {
             _ if state.changing > 0 => libc::EAGAIN,
-            // Of the mapping that pages come to it is asked whether it is registered.
+            // The kernel checks the destination for registration, and not the source.
             _ if state.foreign.contains(&dst) => libc::ENOENT,
             None => libc::ENOENT,
             _ if state.pages.contains_key(&dst) => libc::EEXIST,
@@ -189,7 +189,7 @@ pub(super) unsafe fn uffd_move(
             return (done, (done == 0).then_some(errno));
         }
         if thread_rng().gen_ratio(1, 8) {
-            // Linux 6.18 forgets pages if something was in the way for a moment.
+            // Linux 6.18 does not count moved pages after a transient obstacle.
             UNCOUNTED.fetch_add(1, Relaxed);
             return (0, Some(Errno(libc::EAGAIN)));
         }
@@ -213,7 +213,8 @@ pub(super) unsafe fn uffd_copy(
     (len, None)
 }
 
-/// The model changes each page under a lock, so no write is under way once a page has been taken.
+/// The model changes each page under a lock, so no write from outside is under way once a page has
+/// been taken.
 pub(super) unsafe fn protect(_: usize, _: usize, _: libc::c_int) -> Result<(), Errno> {
     Ok(())
 }
@@ -430,14 +431,14 @@ fn shuttle_windows_lose_nothing() {
 // One page, and one thread beside its window
 // -------------------------------------------------------------------------------------------------
 
-/// What the page contains when the window begins.
+/// Contents of the page when the window begins.
 const CONTENTS: u64 = 5;
 
-/// Runs a window over one page while a thread of the program does something to the page. `asleep`:
-/// what is wrong if one of them waits for ever. Then the page has `contents`; if not, `lost` says
-/// what that is.
+/// Runs a window over one page while a thread of the program does something to the page. At the end
+/// the page must have `contents`; `lost` describes the failure if it does not. `asleep` describes
+/// the failure if a thread waits for ever.
 fn one_page(asleep: &str, does: fn(), contents: u64, lost: &'static str) {
-    // Threads run in turn: after the program the attendant, or the window.
+    // The threads run in turn: the program, then either the attendant or the window.
     for is_attended_first in [false, true] {
         each_schedule(2, asleep, move || {
             let field = Arc::new(Field {

@@ -1,4 +1,6 @@
-//! Moves private anonymous memory of this process for a job.
+//! The job's mover for private anonymous memory of this process. An attempt finds the present pages
+//! of an area, prepares memory for their copies, runs one window, and turns the fates of the pages
+//! into verdicts. Pages that cannot move in place go to the mover of [`kernel`](crate::kernel).
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -32,19 +34,19 @@ use crate::sync::{Mutex, lock, monotonic_ns, thread};
 use crate::tracer::Watch;
 use crate::units::{AddressRange, BASE_PAGE, Call, NodeId};
 
-/// Why the kernel moves parts of a range.
+/// Why the kernel moves a part of a range from the start.
 const OTHER_MEMORY: Why = Why::Because("it is not private, anonymous and writable memory");
 /// Why the kernel moves pages that another engine has tried.
 const REMAINDER: Why = Why::Because("the job's engine could not move it");
 
-/// How often a page is tried that the kernel keeps where it is.
+/// How often a page is tried that a call has refused.
 const TRIES: u32 = 4;
-/// The same while the kernel says that mappings are changing, if nobody else can move it.
+/// The same for EAGAIN (mappings are changing), if no other engine can move the page.
 const TRIES_IN_CHANGE: u32 = 32;
 /// The pause before a page is tried again. It grows fourfold each time.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Pages that go to one node.
+/// A run of pages that go to one node.
 pub(super) struct Leg {
     pub(super) node: NodeId,
     /// The leg of the kernel's mover with the same pages, and perhaps others.
@@ -56,11 +58,11 @@ pub(super) struct Leg {
 /// Moves private anonymous memory.
 pub(super) struct MemoryMover {
     pub(super) yard: Yard,
-    /// The legs behind those of the kernel's mover.
+    /// The legs in place. Their numbers follow those of the kernel's legs.
     pub(super) legs: Vec<Leg>,
-    /// Moves what cannot move in place, and what did not.
+    /// Moves memory that cannot move in place, and pages that did not.
     pub(super) kernel: KernelMover,
-    /// How many legs the kernel's mover has.
+    /// The number of legs of the kernel's mover.
     pub(super) kernel_legs: usize,
     pub(super) stage: Mutex<Stage>,
     pub(super) frames: FrameNodes,
@@ -71,32 +73,32 @@ pub(super) struct MemoryMover {
     pub(super) renews: bool,
     /// Whether pages that did not move in place are left to the kernel.
     pub(super) may_leave: bool,
-    /// Whether pages move in place. Not any more from the moment when another process traces the
-    /// job.
+    /// Whether pages move in place. Becomes false for good when another process traces the job.
     pub(super) in_place: AtomicBool,
-    /// Says who traces the calling thread.
+    /// Returns the process that traces the calling thread.
     pub(super) tracer: fn() -> Option<u32>,
-    /// What a worker knows of its tracer. It stands for all threads of the job.
+    /// The result of the last look for a tracer of the worker. It stands for all threads of the
+    /// job.
     pub(super) watch: Mutex<Watch>,
 }
 
-/// What the worker remembers.
+/// State of the worker between attempts.
 pub(super) struct Worker {
     kernel: kernel::Worker,
     /// The leg that was tried again last, and how often it had been refused.
     again: (usize, u32),
-    /// Blocks of 2 MB, by number, with pages at which calls were stuck.
+    /// Blocks of 2 MB, by number, at whose pages a call was stuck.
     stuck: BTreeSet<usize>,
 }
 
-/// What an attempt has found and done.
+/// Findings and results of an attempt.
 struct Found {
     verdicts: Runs,
     counters: Counters,
     runs: Vec<Run>,
-    /// Whether the stage was locked.
+    /// Whether the staging memory was locked (mlock).
     locked: bool,
-    /// Those of the [`Worker`].
+    /// [`Worker::stuck`].
     stuck: BTreeSet<usize>,
 }
 
@@ -120,16 +122,16 @@ impl MemoryMover {
         }
         let (refused, why) = match self.in_place.load(Relaxed) {
             true => (area.refused.checked_sub(TRIES), REMAINDER),
-            // The kernel has not tried what was tried in place before.
+            // The attempts in place do not count against the kernel.
             false => (Some(area.refused.saturating_sub(TRIES)), Why::Traced),
         };
         let refused = refused.filter(|_| self.may_leave)?;
         Some((Area { leg: self.leg(area).kernel, refused, ..area.clone() }, why))
     }
 
-    /// Ends leaps in place if another process traces the worker: it would wait for ever for a page
-    /// that is away, or missing, if it has stopped the threads that bring it. What is left moves by
-    /// the kernel, also when the tracer has gone.
+    /// Stops moving in place if another process traces the worker. With the threads that serve the
+    /// ranges stopped by a tracer, a thread that touches a missing page would wait for ever. The
+    /// kernel moves the rest, even if the tracer goes away again.
     fn look_for_tracer(&self) {
         let in_place = self.in_place.load(Relaxed);
         if in_place && lock(&self.watch).tracer(monotonic_ns(), self.tracer).is_some() {
@@ -138,7 +140,8 @@ impl MemoryMover {
         }
     }
 
-    /// Tries pages again, or leaves them to the kernel, unless they have been tried often enough.
+    /// The verdict on pages that did not move: try again, leave them to the kernel, or give them up
+    /// after enough tries.
     fn once_more(&self, area: &Area, why: Reason) -> Verdict {
         let tries = match why {
             Reason::Refused(_, Errno(libc::EAGAIN)) => TRIES_IN_CHANGE,
@@ -150,7 +153,7 @@ impl MemoryMover {
         }
     }
 
-    /// Finds what is to move in an area, up to what one window takes.
+    /// Finds the pages of an area that are to move, up to the size of one window.
     fn look(
         &self,
         area: &Area,
@@ -183,7 +186,7 @@ impl MemoryMover {
         Ok(())
     }
 
-    /// Adds pages that lie elsewhere than they are to. Returns whether there was room.
+    /// Adds the pages of `range` that are not on their node yet. Returns whether there was room.
     fn add(
         &self,
         area: &Area,
@@ -192,7 +195,7 @@ impl MemoryMover {
         found: &mut Found,
     ) -> Result<bool, (Call, Errno)> {
         let leg = self.leg(area);
-        // Of a huge page that is not whole in the range, the parts move as base pages.
+        // The parts of a huge page that do not lie whole in the range move as base pages.
         let inner = range.start.next_multiple_of(HUGE)..range.end / HUGE * HUGE;
         let parts = match is_huge && inner.start < inner.end {
             true => [
@@ -239,7 +242,7 @@ impl MemoryMover {
         self.yard.pagemap().entries(&(at..at + len))
     }
 
-    /// The node of each page, or an error instead, as `move_pages(2)` gives them.
+    /// The node of each page, or a negated error number, as in `move_pages(2)`.
     fn nodes(
         &self,
         pages: &[usize],
@@ -280,7 +283,7 @@ impl MemoryMover {
         let leg = self.leg(area);
         let mut range = addresses(&area.pages);
         let origin = range.start / HUGE * HUGE;
-        // Pages that are tried again form one area, however many there are.
+        // All pages that are tried again form one area, which may be larger than a window.
         range.end = range.end.min(origin + MOST);
         self.look(area, range.clone(), found)?;
         if found.runs.is_empty() {
@@ -318,7 +321,8 @@ impl MemoryMover {
         Ok(())
     }
 
-    /// Writes to the anonymous pages of a range that are present, without changing them.
+    /// Makes the present anonymous pages of a range exclusive to this process, by a write fault
+    /// that changes no byte (MADV_POPULATE_WRITE).
     fn make_own(&self, range: Range<usize>, found: &mut Found) {
         found.counters.count(Call::Scan);
         let Ok((regions, _)) = self.yard.pagemap().anonymous(range) else { return };
@@ -331,7 +335,7 @@ impl MemoryMover {
         }
     }
 
-    /// What follows for pages from their fate.
+    /// Turns the fate of pages into a verdict.
     fn judge(&self, range: Range<usize>, fate: Fate, area: &Area, found: &mut Found) {
         let verdict = match fate {
             Fate::Moved => Verdict::Moved,
@@ -340,18 +344,20 @@ impl MemoryMover {
             }
             Fate::Gone => Verdict::Left(Some(Reason::Unmapped)),
             Fate::Stayed(Call::TakePages, Errno(libc::EBUSY)) => {
-                // It is pinned, or was shared with a child that has ended, and not written since.
-                // A fault for writing makes the page this process' own then, and changes no byte.
+                // The page is pinned, or it was shared with a forked child that has ended and has
+                // not been written since. In the second case a write fault makes it exclusive, so
+                // that the next try succeeds.
                 self.make_own(range.clone(), found);
                 self.once_more(area, Reason::InUse)
             }
             Fate::Stayed(Call::TakePages, Errno(libc::EEXIST)) => {
-                // The call was stuck.
+                // EEXIST: the call was stuck, and the watcher has ended it.
                 found.stuck.insert(range.start / HUGE);
                 self.once_more(area, Reason::InUse)
             }
             Fate::Stayed(Call::TakePages, Errno(libc::EINVAL)) => {
-                // Perhaps the mapping is locked, or no longer.
+                // EINVAL may mean that the mapping was locked or unlocked (mlock), so try the other
+                // state next time.
                 let why = Reason::Refused(Call::TakePages, Errno(libc::EINVAL));
                 self.leg(area).locked.store(!found.locked, Relaxed);
                 self.once_more(area, why)
@@ -379,14 +385,14 @@ impl Mover for MemoryMover {
     }
 
     fn worker(&self, number: usize, books: Books<'_>) -> Worker {
-        // Which raises this thread.
+        // The kernel's mover also raises this thread's priority.
         let kernel = self.kernel.worker(number, books);
         priority::run_shortly();
         Worker { kernel, again: (0, 0), stuck: BTreeSet::new() }
     }
 
-    /// Always, but perhaps not in place. Also asked in pauses, in which who touches a missing page
-    /// of the ranges needs the attendant.
+    /// A job goes on in any case, but perhaps not in place. This is also asked in pauses, in which
+    /// a thread that touches a missing page needs the attendant.
     fn may_go_on(&self, _books: Books<'_>) -> Result<(), Stop> {
         self.look_for_tracer();
         Ok(())
@@ -418,7 +424,8 @@ impl Mover for MemoryMover {
             stuck: std::mem::take(&mut worker.stuck),
         };
         if !self.yard.has_descriptors() {
-            // Not in a window: what is closed then may cost the pages of that window.
+            // Descriptors are checked outside of windows only: losing one in a window may cost the
+            // pages of that window.
             found.verdicts = vec![(area.pages.clone(), Verdict::GivenUp(Reason::DescriptorLost))];
         } else if let Err((call, errno)) = self.try_area(area, &mut found) {
             found.verdicts =

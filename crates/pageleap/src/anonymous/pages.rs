@@ -1,4 +1,4 @@
-//! What is present in a range, by `/proc/self/pagemap`.
+//! Finds the present pages of a range through `/proc/self/pagemap`.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,18 +8,18 @@ use pageleap_sys::{self as sys, Errno, Kept, KeptFd, PageQuery, PageRegion, page
 use crate::job::area::Reason;
 use crate::units::{BASE_PAGE, Call};
 
-/// Regions that one scan tells.
+/// The most regions that one scan returns.
 const REGIONS: usize = 128;
 
-/// All pages that have something, and what they have. For `page_is::FILE` the kernel would have to
-/// look at each frame.
+/// Present and swapped pages, with their categories. `page_is::FILE` is not asked for, because for
+/// it the kernel would have to look at each frame.
 const THERE: PageQuery = PageQuery {
     inverted: 0,
     all_of: 0,
     any_of: page_is::PRESENT | page_is::SWAPPED,
     tell: page_is::PRESENT | page_is::SWAPPED | page_is::ZERO | page_is::HUGE,
 };
-/// All pages that are present and no file's.
+/// Present pages that no file backs.
 const ANONYMOUS: PageQuery = PageQuery {
     inverted: page_is::FILE,
     all_of: page_is::PRESENT | page_is::FILE,
@@ -27,11 +27,13 @@ const ANONYMOUS: PageQuery = PageQuery {
     tell: page_is::PRESENT,
 };
 
-/// The pagemap of this process. A child that opens none of its own would ask about its parent.
+/// The pagemap of this process. A forked child must open its own, because this one shows its
+/// parent.
 pub(crate) struct Pagemap(KeptFd);
 
 impl Pagemap {
-    /// Opens it, and makes sure that it can be scanned: another file may be mounted there.
+    /// Opens the pagemap, and tries a scan (PAGEMAP_SCAN), because another file may be mounted
+    /// there.
     pub(crate) fn open() -> Result<Pagemap, (Call, Errno)> {
         let opened = sys::open_own("pagemap");
         let pagemap = Pagemap(opened.map_err(|errno| (Call::OpenPagemap, errno))?);
@@ -48,8 +50,8 @@ impl Pagemap {
         self.0.kept()
     }
 
-    /// The present and the swapped pages of a range, in runs of equal kind. What is not told is a
-    /// hole. Returns the address up to which the range has been looked at as well.
+    /// Scans a range for present and swapped pages, and returns them in runs of equal categories;
+    /// the gaps between runs are holes. Also returns the address up to which the range was scanned.
     pub(crate) fn scan(
         &self,
         range: Range<usize>,
@@ -57,7 +59,7 @@ impl Pagemap {
         self.ask(range, &THERE)
     }
 
-    /// The anonymous pages of a range that are present, as [`Pagemap::scan`] tells them.
+    /// The present anonymous pages of a range, in the form of [`Pagemap::scan`].
     pub(super) fn anonymous(
         &self,
         range: Range<usize>,
@@ -97,7 +99,7 @@ impl Pagemap {
         found.is_ok_and(|(count, _)| count > 0)
     }
 
-    /// What the pagemap says of each page of a range. Of what cannot be read nothing is known.
+    /// The pagemap entry of each page of a range. If they cannot be read, each entry is unknown.
     pub(super) fn entries(&self, range: &Range<usize>) -> Vec<Entry> {
         let mut bytes = vec![0; range.len() / BASE_PAGE * size_of::<u64>()];
         let offset = (range.start / BASE_PAGE * size_of::<u64>()) as u64;
@@ -120,8 +122,8 @@ impl Entry {
     const FRAME: u64 = (1 << 55) - 1;
     const UNKNOWN: Entry = Entry(Entry::PRESENT | Entry::EXCLUSIVE);
 
-    /// Whether it is mapped by this process only, and once. What is not known counts as such: the
-    /// kernel refuses a page that is not.
+    /// Whether only this process maps the page, and only once. An unknown entry counts as
+    /// exclusive, because the kernel refuses a page that is not.
     pub(super) fn is_exclusive(self) -> bool {
         self.0 & Self::EXCLUSIVE != 0
     }
@@ -135,7 +137,7 @@ impl Entry {
         if self.is_present() { Reason::Shared } else { Reason::Absent }
     }
 
-    /// The number of its frame. The kernel tells it to who has CAP_SYS_ADMIN (Linux 4.2).
+    /// The number of its frame, which the kernel shows only with CAP_SYS_ADMIN (Linux 4.2).
     pub(super) fn frame(self) -> Option<u64> {
         Some(self.0 & Self::FRAME).filter(|frame| *frame != 0 && self.is_present())
     }

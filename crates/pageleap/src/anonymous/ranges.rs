@@ -1,4 +1,5 @@
-//! What the ranges of a migration consist of.
+//! Reads the mappings of the ranges of a migration, and splits them into memory that can move in
+//! place (private, anonymous and writable) and memory that the kernel has to move.
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use crate::placement::Placement;
 use crate::process::{MappingKind, Movable, ProcessMemory, own_pid};
 use crate::units::Call;
 
-/// What is mapped in ranges.
+/// The mappings in the ranges of a migration.
 pub(super) struct RangeMemory {
     /// The mappings, from the first range to the last one.
     pub(super) process: ProcessMemory,
@@ -22,8 +23,8 @@ pub(super) struct RangeMemory {
 }
 
 impl RangeMemory {
-    /// Reads what is mapped there, and checks that it may move. `in_place_only`: also that all of
-    /// it can move in place.
+    /// Reads the mappings, and checks that they may move. `in_place_only`: refuses ranges with
+    /// memory that cannot move in place.
     pub(super) fn read(ranges: &[Range<usize>], in_place_only: bool) -> Result<Self, Error> {
         let from = ranges.iter().map(|range| range.start).min().unwrap_or(0);
         let to = ranges.iter().map(|range| range.end).max().unwrap_or(0);
@@ -33,7 +34,8 @@ impl RangeMemory {
         let statics = sys::static_memory();
         let can_move_in_place = |mapping: &SmapsEntry| can_move_in_place(mapping, &statics);
         if !mappings.iter().filter(inside).all(can_move_in_place) {
-            // Of other memory the kernel's attributes are needed.
+            // Memory that cannot move in place needs the kernel's engine, which needs the
+            // attributes in smaps.
             mappings = observe::smaps(from, to - from)?;
         }
         let mut in_place = Vec::new();
@@ -57,7 +59,7 @@ impl RangeMemory {
         self.in_place.get(at).is_some_and(|part| part.start <= address)
     }
 
-    /// Looks which mappings have huge pages, and returns whether one has.
+    /// Notes which mappings have huge pages. Returns whether any has.
     pub(super) fn look_for_huge(&mut self, pagemap: &Pagemap) -> bool {
         let mut any = false;
         for mapping in &mut self.process.mappings {
@@ -71,8 +73,8 @@ impl RangeMemory {
         any
     }
 
-    /// The same by smaps, for the kernel's engine: it works on kernels without PAGEMAP_SCAN, and
-    /// counts the pages of a huge page rightly only if it knows of huge pages.
+    /// The same by smaps, for the kernel's engine: it also works on kernels without PAGEMAP_SCAN,
+    /// and counts the pages of a huge page correctly only if it knows of huge pages.
     pub(super) fn look_for_huge_in_smaps(&mut self) -> Result<(), Error> {
         let (Some(first), Some(last)) =
             (self.process.mappings.first(), self.process.mappings.last())
@@ -89,8 +91,8 @@ impl RangeMemory {
         Ok(())
     }
 
-    /// Makes the policy of the private memory of a range that of its placement, so that pages that
-    /// are touched later follow it, and the kernel's balancing leaves it alone.
+    /// Sets the memory policy of the private memory in a range to that of its placement (mbind), so
+    /// that later first touches follow it, and the kernel's NUMA balancing leaves the pages there.
     pub(super) fn set_policy(&self, range: &Range<usize>, to: &Placement) -> Result<(), Error> {
         for mapping in &self.process.mappings {
             let start = mapping.start.max(range.start);
@@ -114,16 +116,16 @@ impl RangeMemory {
     }
 }
 
-/// Whether memory is private, anonymous and writable, and has no static variables: windows need
-/// those of the library. Stacks are checked for before.
+/// Whether memory is private, anonymous and writable, and contains no static variables: windows
+/// need the library's own. Stacks have been checked for before.
 fn can_move_in_place(mapping: &SmapsEntry, statics: &[Range<usize>]) -> bool {
     if statics.iter().any(|part| part.start < mapping.end && part.end > mapping.start) {
         return false;
     }
     let is_anonymous =
         mapping.name.is_empty() || ["[heap", "[anon:"].iter().any(|n| mapping.name.starts_with(n));
-    // Pages that the kernel does not manage as it does others show in smaps only; userfaultfd
-    // refuses them.
+    // Pages of special mappings (VM_PFNMAP and the like) show in smaps only; userfaultfd refuses
+    // them.
     is_anonymous && mapping.perms.starts_with("rw") && mapping.perms.ends_with('p')
 }
 
@@ -174,7 +176,7 @@ fn check_range(
     Ok(in_place)
 }
 
-/// Refuses ranges that have stacks of threads, as far as these are known.
+/// Refuses ranges that contain the stack of a thread, as far as stacks are known.
 fn check_for_stacks(ranges: &[Range<usize>]) -> Result<(), Error> {
     let stack = "the stack of a thread lies";
     let overlaps = |range: &&Range<usize>, other: &Range<usize>| {

@@ -1,4 +1,5 @@
-//! Where copies are made: populated memory of the destination.
+//! Staging memory of windows: populated memory of the destination for the copies, and the parking
+//! places. Users may populate memory beforehand, as a [`Reserve`].
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -21,7 +22,7 @@ use crate::sync::{Mutex, lock};
 use crate::topology::Topology;
 use crate::units::{Call, NodeId, PageSize};
 
-/// Bytes that are populated at a time, between two looks at what is free.
+/// The most bytes that are populated before the limits of memory are read again.
 const PIECE: usize = 64 << 20;
 
 /// Memory of one node, in base pages or in transparent huge pages.
@@ -40,7 +41,8 @@ impl Frames {
         Ok(frames)
     }
 
-    /// Says where a part comes from, in bytes from the start, and in which pages.
+    /// Sets the memory policy (mbind) and the page size (madvise) of a part, in bytes from the
+    /// start.
     fn prepare(&self, part: Range<usize>, huge: bool) -> Result<(), (Call, Errno)> {
         // SAFETY: the mapping is this value's own.
         unsafe { sys::bind(self.start() + part.start, part.len(), Policy::Bind(self.node.0)) }
@@ -53,10 +55,11 @@ impl Frames {
         }
     }
 
-    /// Maps a part anew, for huge pages. They come as such only where no page table is left of
-    /// huge pages that have gone in parts: `MADV_DONTNEED` leaves it, before Linux 6.14.
+    /// Replaces a part by a new mapping, for huge pages. Parts of a huge page that have moved as
+    /// base pages leave a page table behind, and a huge page is given only where there is none.
+    /// Before Linux 6.14, `MADV_DONTNEED` does not remove it.
     fn renew(&self, part: Range<usize>) -> Result<(), (Call, Errno)> {
-        // SAFETY: nobody has this part: what leaps have taken of it lies elsewhere.
+        // SAFETY: nobody uses this part, because pages that leaps have taken lie elsewhere now.
         unsafe { self.mapped.renew(part.clone()) }?;
         self.prepare(part, true)
     }
@@ -65,8 +68,8 @@ impl Frames {
         self.mapped.start()
     }
 
-    /// Fills the holes of a part, in bytes from the start. The caller has seen that the node has
-    /// room: without, the kernel would kill a process.
+    /// Fills the holes of a part, in bytes from the start. The caller has checked that the node has
+    /// room: without room the kernel would kill a process (OOM).
     fn populate(&self, part: Range<usize>) -> Result<(), (Call, Errno)> {
         self.mapped.advise(part, Advice::PopulateWrite)
     }
@@ -74,9 +77,9 @@ impl Frames {
 
 /// Populated memory of a node, for leaps of memory that pageleap does not own.
 ///
-/// A leap copies into memory that is already there. Populating 4 KB pages takes the time of five
-/// copies. A program that wants its leaps fast takes this time beforehand. Without a reserve a job
-/// populates what it needs piece by piece.
+/// A leap copies into memory that is populated already. Populating 4 KB pages takes as long as five
+/// copies, and a reserve moves this time before the leap. Without a reserve a job populates memory
+/// piece by piece, as it needs it.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), pageleap::Error> {
@@ -99,11 +102,11 @@ pub struct Reserve {
     state: Mutex<Taken>,
 }
 
-/// What leaps have taken of a reserve.
+/// How much of a reserve leaps have taken.
 #[derive(Debug, Default)]
 struct Taken {
     bytes: usize,
-    /// Jobs that may take more.
+    /// Jobs that use the reserve.
     jobs: usize,
 }
 
@@ -137,7 +140,7 @@ impl Reserve {
         Ok(reserve)
     }
 
-    /// Populates anew what leaps have taken.
+    /// Populates as much memory again as leaps have taken.
     ///
     /// # Errors
     /// [`Error::BadArgument`]: a job uses the reserve. [`Error::OutOfMemory`] and [`Error::Call`]
@@ -159,7 +162,8 @@ impl Reserve {
             });
         }
         if self.page == PageSize::Thp && taken.bytes > 0 {
-            // The rest of huge pages that moved in parts keeps others from coming.
+            // If parts of a huge page have moved, the rest keeps a new huge page from being given
+            // there.
             let refused =
                 |(call, errno)| Error::call(call, self.frames.start(), taken.bytes, errno);
             self.frames.renew(0..taken.bytes).map_err(refused)?;
@@ -238,21 +242,23 @@ impl Drop for InUse {
     }
 }
 
-/// What a job copies through.
+/// The staging memory of a job.
 pub(super) struct Stage {
-    /// Where base pages wait while they are copied. Registered in windows only. Some may have what
-    /// windows have left, and the chosen one is without pages.
+    /// The parking places of base pages. They are registered in windows only. The chosen one is
+    /// empty; others may contain pages that windows have left.
     parking: Vec<Mapped>,
-    /// Which of them the next window takes.
+    /// The parking place of the next window.
     chosen: usize,
-    /// The same for huge pages. A huge page comes as one only to a place that no page table covers.
+    /// The parking place of huge pages. UFFDIO_MOVE moves a huge page as a whole only to a place
+    /// that no page table covers.
     parking_of_huge: Mapped,
-    /// Where copies are made that no reserve has memory for, by node and kind of pages.
+    /// Memory for copies that no reserve has memory for, by node and by whether it is of huge
+    /// pages.
     frames: BTreeMap<(NodeId, bool), Frames>,
-    /// Bytes of each of them: of the largest area, and of the part of a huge page before it.
+    /// Bytes of each mapping: the largest area, and the part of a huge page before it.
     len: usize,
     reserves: Vec<InUse>,
-    /// Whether all of them are locked, as the ranges of the last window were.
+    /// Whether all mappings are locked (mlock), as the ranges of the last window were.
     locked: bool,
     /// Bytes by node that may be populated before the limits are read again.
     credit: BTreeMap<NodeId, u64>,
@@ -267,7 +273,7 @@ pub(super) enum NoPlace {
 }
 
 impl Stage {
-    /// Windows take `most` bytes at most, and there are `places` parking places for them.
+    /// `most`: the most bytes of a window. `places`: the number of parking places.
     pub(super) fn new(
         most: usize,
         places: usize,
@@ -300,12 +306,13 @@ impl Stage {
     /// Chooses an empty parking place for the next window.
     pub(super) fn choose_parking(&mut self, vacated: &Vacated) {
         let (chosen, left) = vacated.place();
-        // SAFETY: what a window has left is the library's own, and not registered.
+        // SAFETY: pages that a window has left are the library's own, and not registered.
         left.inspect(|left| unsafe { left.give_back() });
         self.chosen = chosen;
     }
 
-    /// Pages move only between mappings that are both locked, or both not.
+    /// Locks or unlocks all mappings: UFFDIO_MOVE moves pages only between mappings that are both
+    /// locked or both not.
     pub(super) fn set_locked(&mut self, locked: bool) -> Result<(), (Call, Errno)> {
         if self.locked == locked {
             return Ok(());
@@ -315,7 +322,7 @@ impl Stage {
             places.chain(self.frames.values().map(|frames| &frames.mapped))
         };
         if let Err(refused) = places().try_for_each(|part| lock_mapping(part, locked)) {
-            // Those that were changed already would fit no mapping.
+            // Some are changed already. Change them back, so that all are alike.
             for part in places() {
                 let _ = lock_mapping(part, self.locked);
             }
@@ -325,8 +332,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Finds a place for the copy of a run, and fills it with pages. `origin`: what stands for the
-    /// start of the staging memory.
+    /// Finds memory for the copy of a run, and populates it. `origin`: the address that corresponds
+    /// to the start of the staging memory.
     pub(super) fn place(
         &mut self,
         run: &Run,
@@ -334,7 +341,7 @@ impl Stage {
         node: NodeId,
         pagemap: &Pagemap,
     ) -> Result<usize, NoPlace> {
-        // A reserve of huge pages has base pages where the machine had no others.
+        // Where the machine had no huge page left, a reserve of huge pages consists of base pages.
         let fits = |at: &usize| !run.huge || pagemap.is_huge(*at..*at + run.len);
         let taken = |reserve: &InUse| reserve.take(node, run.huge, run.len).filter(fits);
         if let Some(at) = self.reserves.iter().filter(|_| !self.locked).find_map(taken) {
@@ -363,7 +370,7 @@ impl Stage {
         let part = run.at - origin..run.at - origin + run.len;
         let at = frames.start() + part.start;
         let filled = match frames.populate(part.clone()) {
-            // Parts of a huge page have gone elsewhere, and base pages have filled the holes.
+            // Parts of a huge page have moved away, and base pages fill the holes.
             Ok(()) if run.huge && !pagemap.is_huge(at..at + run.len) => {
                 frames.renew(part.clone()).map_err(refused)?;
                 if self.locked {
@@ -381,8 +388,8 @@ impl Stage {
         }
     }
 
-    /// Makes pages able to move to the parking places. `kinds`: whether there are base pages, and
-    /// huge pages.
+    /// Registers the parking places of the next window, so that pages can move there. `kinds`:
+    /// whether the window has base pages, and huge pages.
     pub(super) fn open_parking(
         &self,
         uffd: BorrowedFd<'_>,
@@ -400,8 +407,9 @@ impl Stage {
         self.open_places().into_iter().zip(kinds).filter(|(_, is)| *is).map(|(place, _)| place)
     }
 
-    /// Gives back what is parked in a part of the parking places: base pages beside the worker.
-    /// The places are no longer registered then: the kernel would ask the attendant first.
+    /// Ends the registration of the parking places, then gives back the pages in `part` of them.
+    /// Otherwise the kernel would wait for the attendant to read of the discard. Base pages are
+    /// left to the watcher.
     pub(super) fn give_back(
         &mut self,
         uffd: BorrowedFd<'_>,
@@ -417,11 +425,11 @@ impl Stage {
             let pages = start + part.start..start + part.end;
             vacated.leave(Left { place: self.chosen, pages });
         }
-        // Huge pages may have come in parts, which leaves page tables.
+        // Huge pages may have arrived in parts, which leaves page tables behind.
         if huge {
-            // If a call is refused, the next window is, too.
+            // If a call is refused here, the next window is refused as well.
             let place = &self.parking_of_huge;
-            // SAFETY: what was parked has come back, or its copy.
+            // SAFETY: nobody needs the parked pages: they or their copies are in the range.
             let _ = unsafe { place.renew(0..place.len()) }.and_then(|()| match self.locked {
                 true => lock_mapping(place, true),
                 false => Ok(()),

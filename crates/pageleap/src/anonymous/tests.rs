@@ -1,4 +1,4 @@
-//! What follows where UFFDIO_MOVE is refused, on the kernel.
+//! Injects refusals of UFFDIO_MOVE, on the real kernel.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
@@ -6,13 +6,13 @@ use pageleap_sys::{self as sys, Errno};
 
 use crate::units::BASE_PAGE;
 
-/// Stands for a call that takes pages and ends only when the place of its first page is taken.
+/// Injects a call that takes pages and ends only when the place of its first page has been filled.
 pub(super) const STUCK: Errno = Errno(libc::ETIME);
 
-/// Stands for a call that moves pages and says that it was refused.
+/// Injects a call that moves pages and reports that it was refused.
 pub(super) const UNTOLD: Errno = Errno(libc::ENODATA);
 
-/// Stands for somebody who protects the second half of the pages in the range just before the call.
+/// Injects an mprotect of the second half of the pages in the range, just before the call.
 pub(super) const SPLIT: Errno = Errno(libc::EXDEV);
 
 /// Protects the second half of these pages against writes, so that they lie in two mappings.
@@ -30,7 +30,7 @@ pub(super) fn is_present(page: usize) -> bool {
     asked == 0 && resident & 1 == 1
 }
 
-/// Which of the calls that move pages are refused: `times` calls from number `first` on.
+/// Which calls of UFFDIO_MOVE are refused: `times` calls from number `first` on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) first: u64,
@@ -38,7 +38,7 @@ pub(super) struct Plan {
     pub(super) errno: Errno,
 }
 
-/// The plan at work.
+/// A plan under way.
 #[derive(Default)]
 pub(super) struct Refuse {
     calls: AtomicU64,
@@ -95,8 +95,8 @@ mod on_the_kernel {
         }
     }
 
-    /// Each call refused by each error, once and several times: no page is lost, and the next leap
-    /// moves all.
+    /// Refuses each call with each error, once and several times: no page is lost, and the next
+    /// leap moves all of them.
     #[test]
     fn any_move_may_be_refused_and_nothing_is_lost() {
         for huge in [false, true] {
@@ -116,9 +116,9 @@ mod on_the_kernel {
             };
             let Some(report) = leap(&memory, None) else { return };
             let calls = report.calls["UFFDIO_MOVE(out)"] + report.calls["UFFDIO_MOVE(in)"];
-            // Writes from outside are waited for before each copy.
+            // Each copy is preceded by an mprotect, which waits for writes from outside.
             assert!(report.calls["mprotect"] > 0, "{report}");
-            // One call that does not end takes its time.
+            // The stuck call takes its time, so only two calls are tried.
             for first in [0, calls / 2] {
                 let plan = Plan { first, times: 1, errno: STUCK };
                 leap(&memory, Some(plan)).unwrap();
@@ -141,7 +141,7 @@ mod on_the_kernel {
         }
     }
 
-    /// The first look meets no tracer, the second one does.
+    /// The first look for a tracer finds none, the second one finds one.
     #[test]
     fn a_tracer_that_comes_ends_leaps_in_place() {
         static LOOKS: AtomicU64 = AtomicU64::new(0);
@@ -153,7 +153,8 @@ mod on_the_kernel {
         // SAFETY: nobody else knows the memory.
         let migration = unsafe { MemoryMigration::new().range(at, BYTES, node) }.renew(true);
         let migration = migration.engine(MemoryEngine::UffdMove);
-        // At this rate the first area is paid for in far more than the time to the next look.
+        // At this rate the pause after the first area is far longer than the time between two
+        // looks.
         let mut migration = migration.rate_limit(BYTES as u64);
         migration.tracer = || (LOOKS.fetch_add(1, Relaxed) > 0).then_some(7);
         let report = match migration.start() {
@@ -169,8 +170,9 @@ mod on_the_kernel {
         assert_eq!(LOOKS.load(Relaxed), 2, "it was certain then");
     }
 
-    /// A job that pauses to keep to its rate looks as well, and lets the ranges go in the pause: who
-    /// reads a missing page would otherwise wait for a thread that its tracer has stopped.
+    /// A job that pauses to keep to its rate looks for a tracer as well, and unregisters the ranges
+    /// in the pause. Otherwise a thread that reads a missing page would wait for a thread that the
+    /// tracer has stopped.
     #[test]
     fn a_tracer_that_comes_in_a_pause_finds_nothing_registered() {
         static TRACED: AtomicBool = AtomicBool::new(false);
@@ -210,7 +212,7 @@ mod on_the_kernel {
         assert_eq!((last.outcome, last.reason), left, "the job was not in its pause: {report}");
     }
 
-    /// On kernels without PAGEMAP_SCAN the kernel's engine learns of huge pages, too.
+    /// The kernel's engine learns of huge pages on kernels without PAGEMAP_SCAN as well.
     #[test]
     fn smaps_tell_which_ranges_have_huge_pages() {
         for advice in [Advice::NoHugePage, Advice::HugePage] {

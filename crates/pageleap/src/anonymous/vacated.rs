@@ -1,10 +1,10 @@
-//! Vacated pages are given back beside the worker: that takes two thirds of the time of a copy for
-//! base pages.
+//! Hands vacated pages to the watcher, which gives them back beside the worker, because giving back
+//! base pages takes two thirds of the time of their copy.
 //!
-//! There are several parking places. While windows fill some of them, the watcher empties others.
-//! Waking it takes as long as some hundred pages take to move, so it is woken when half of the
-//! places are full. The worker never waits for the watcher: what the watcher has not begun with,
-//! the worker gives back itself.
+//! There are several parking places: while windows fill some, the watcher empties others. Waking
+//! the watcher costs as much as moving some hundred pages, so it is woken only when half of the
+//! places are full. The worker never waits for it, and gives back itself whatever the watcher has
+//! not begun with.
 
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -15,7 +15,7 @@ use pageleap_sys as sys;
 use super::HUGE;
 use crate::sync::{Condvar, Mutex, lock};
 
-/// What the worker has left in a parking place.
+/// Pages that the worker has left in a parking place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Left {
     /// The number of the place.
@@ -29,7 +29,7 @@ impl Left {
     /// # Safety
     /// The pages are the library's own, not registered, and nobody needs them.
     pub(super) unsafe fn give_back(&self) {
-        // SAFETY: forwarded to the caller. Without this call the pages go when the job ends.
+        // SAFETY: forwarded to the caller. If the call fails, the pages go when the job ends.
         let _ = unsafe { sys::discard(self.pages.start, self.pages.len()) };
     }
 }
@@ -37,20 +37,20 @@ impl Left {
 /// The most parking places.
 const MOST_PLACES: usize = 8;
 
-/// How many parking places ranges of so many bytes are worth: small ones fill few. The watcher is
-/// at one place at most, so there are others.
+/// The number of parking places for ranges of `bytes` bytes: small ranges fill few. At least two,
+/// because the watcher may be working on one.
 pub(super) fn places_for(bytes: usize) -> usize {
     (bytes / HUGE).clamp(2, MOST_PLACES)
 }
 
-/// What is in a place.
+/// The contents of a parking place.
 #[derive(Clone, Debug, Default)]
 enum Content {
     #[default]
     Nothing,
-    /// For the watcher, or for the worker if it comes first.
+    /// To be given back, by the watcher or by the worker.
     Pages(Range<usize>),
-    /// The watcher gives it back.
+    /// The watcher is giving them back.
     UnderWay,
 }
 
@@ -70,14 +70,14 @@ struct State {
 }
 
 impl State {
-    /// Takes what somebody has to give back.
+    /// Takes the pages of a place, to give them back.
     fn take(&mut self) -> Option<Left> {
         let mut places = self.places.iter_mut().enumerate();
         places.find_map(|(place, content)| Some(Left { place, pages: content.take_pages()? }))
     }
 }
 
-/// Places on their way from the worker to the watcher. Nothing here is on the heap.
+/// The state of all parking places, shared by worker and watcher. Nothing here is on the heap.
 pub(super) struct Vacated {
     count: usize,
     state: Mutex<State>,
@@ -94,7 +94,8 @@ impl Vacated {
         self.count
     }
 
-    /// A place for the next window, and what is to be given back first so that it is empty.
+    /// A place for the next window. If it is not empty, also the pages in it, which the caller
+    /// gives back first.
     pub(super) fn place(&self) -> (usize, Option<Left>) {
         let mut state = lock(&self.state);
         let is_empty = |content: &Content| matches!(content, Content::Nothing);
@@ -123,7 +124,7 @@ impl Vacated {
         self.changed.notify_one();
     }
 
-    /// Gives pages back until the end. Does `look` when nothing has come for some time.
+    /// Gives pages back until the end. Calls `look` after each `tick` in which no pages came.
     pub(super) fn watch(&self, tick: Duration, give_back: impl Fn(&Left), mut look: impl FnMut()) {
         let mut state = lock(&self.state);
         while !state.over {
@@ -164,7 +165,7 @@ mod tests {
     const PAGES: u64 = 1;
     const GIVING: u64 = 2;
 
-    /// What is in the places.
+    /// Parking places with modelled contents.
     struct Scene {
         vacated: Vacated,
         places: [AtomicU64; MOST_PLACES],

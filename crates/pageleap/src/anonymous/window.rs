@@ -1,22 +1,26 @@
-//! The window: pages leave the range, are copied, and the copies come.
+//! The window of the engine `uffd-move`: UFFDIO_MOVE takes pages out of the range to a parking
+//! place, they are copied, and UFFDIO_MOVE brings the copies into the range.
 //!
-//! Nothing here allocates, logs, or touches memory of the program: the heap may lie in the area.
-//! The data that it uses lies on the stack, in memory that [`Mapped`](super::mapped::Mapped) has, or
-//! is static: mappings with static variables are not moved.
+//! Nothing here allocates, logs, or touches memory of the program, because the program's heap may
+//! lie in the area. All data lies on the stack, in a [`Mapped`](super::mapped::Mapped), or in
+//! static variables; mappings with static variables are never moved in place.
 //!
-//! One lock, [`Shared::open`], orders what the worker and the [`attendant`] do:
+//! One lock, [`Shared::open`], orders the worker and the [`attendant`], the thread that reads the
+//! userfaultfd's messages:
 //!
-//! * The worker takes pages out, and brings their copies, with the lock held.
-//! * The attendant reads messages with the lock held, and does at once what they ask for.
+//! * The worker holds the lock while it takes pages out, and while it brings their copies.
+//! * The attendant holds the lock while it reads messages and acts on them.
 //!
-//! So a page of zeros never comes into an area that is open: the copy would find its place taken.
+//! So the attendant never fills a hole of an open area with the zero page, which would take the
+//! place of the copy.
 //!
-//! Pages that the program discards (`MADV_DONTNEED`) or unmaps are noted, and this job does not
-//! take them or bring them any more. The thread that does so waits until its message has been read.
-//! Until then the kernel refuses to move pages through this userfaultfd, out of a range as well as
-//! into one (EAGAIN), and the attendant notes what it has read before it lets go of the lock. So
-//! pages that were discarded do not come back, and pages of a mapping that has replaced the range
-//! are not taken: UFFDIO_MOVE does not ask whether what it takes from is registered.
+//! The attendant notes pages that the program discards (`MADV_DONTNEED`) or unmaps, and from then
+//! on this job neither takes them nor brings them. The discarding thread waits until its message is
+//! read. Until then the kernel refuses each move through this userfaultfd, in both directions
+//! (EAGAIN), and the attendant notes the pages before it releases the lock. Two guarantees follow:
+//! discarded pages do not come back, and pages of a mapping that has replaced the range are not
+//! taken. The second one is needed because UFFDIO_MOVE does not check that its source is
+//! registered.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -37,21 +41,24 @@ use crate::forks;
 use crate::sync::{Mutex, MutexGuard, lock, monotonic_ns, thread};
 use crate::units::{BASE_PAGE, Call, Prot};
 
-/// Runs of pages that one window moves, at most.
+/// The most runs of pages that one window moves.
 pub(super) const MOST_RUNS: usize = 64;
-/// How often a call is repeated that a page on its way elsewhere has refused.
+/// How often a call is repeated after EAGAIN, which the kernel returns for a page that is being
+/// migrated, and while mappings change.
 const TRIES: u32 = 32;
 
-/// How often messages are read, a few each time, while some cannot be dealt with.
+/// The most reads of messages, a few each, while some holes could not be filled (EAGAIN).
 const MOST_ROUNDS: usize = 1024;
 
-/// How much CPU time a call that takes pages may need for one page, before it counts as stuck.
+/// CPU time that UFFDIO_MOVE may spend on one page, in nanoseconds, before the call counts as
+/// stuck.
 const STUCK_NS: u64 = 10_000_000;
 
 /// The lock, held.
 type Open<'a> = MutexGuard<'a, Range<usize>>;
 
-/// What the worker and the attendant share. It lies in memory of the library's own.
+/// State that the worker, the attendant and the watcher share. It lies in the library's own
+/// mapping.
 pub(super) struct Shared {
     /// The area whose pages may be away; empty while there is none.
     open: Mutex<Range<usize>>,
@@ -62,23 +69,23 @@ pub(super) struct Shared {
     pub(super) refuse: super::tests::Refuse,
 }
 
-/// What the threads beside the worker say of themselves.
+/// What the attendant and the watcher report about themselves, summed over both.
 #[derive(Default)]
 pub(super) struct Served {
-    /// How many of them need nothing of the heap any more.
+    /// Threads that no longer access the heap.
     pub(super) ready: AtomicU64,
-    /// How many of them were traced at their start.
+    /// Threads that were traced when they started.
     pub(super) traced: AtomicU64,
-    /// The CPU time of those that have ended.
+    /// CPU time of threads that have ended, in nanoseconds.
     pub(super) cpu_ns: AtomicU64,
-    /// Of how many it is not known.
+    /// Ended threads whose CPU time could not be read.
     pub(super) unknown: AtomicU64,
 }
 
-/// The call that takes pages, while it lasts.
+/// The worker's UFFDIO_MOVE out of the range, while it runs.
 #[derive(Default)]
 struct Taking {
-    /// Since when; 0 while there is none.
+    /// When the call began; 0 while no call runs.
     since_ns: AtomicU64,
     /// The clock of the worker's CPU time.
     clock: AtomicI32,
@@ -86,17 +93,17 @@ struct Taking {
     len: AtomicUsize,
 }
 
-/// What the watcher has seen of a call.
+/// The watcher's last observation of that call.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(super) struct Sight {
     since_ns: u64,
-    /// The first place that is free.
+    /// The first address in the parking place that has no page yet.
     place: usize,
     /// The worker's CPU time.
     cpu_ns: u64,
 }
 
-/// A registered range, and where the bits of its pages begin.
+/// A registered range, and the number of its first bit in [`Ground::discarded`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub(super) start: usize,
@@ -104,7 +111,7 @@ pub(super) struct Span {
     pub(super) first_bit: usize,
 }
 
-/// Addresses and descriptors for windows. Copied to the stack before a window begins.
+/// Addresses and descriptors that a window needs. They are copied to the stack before it begins.
 #[derive(Clone, Copy)]
 pub(super) struct Ground<'a> {
     pub(super) uffd: BorrowedFd<'a>,
@@ -112,33 +119,33 @@ pub(super) struct Ground<'a> {
     pub(super) shared: &'a Shared,
     /// Ascending.
     pub(super) spans: &'a [Span],
-    /// A bit for each page of the spans: the program has discarded it.
+    /// One bit for each page of the spans, set when the program has discarded the page.
     pub(super) discarded: &'a [AtomicU64],
 }
 
 /// Pages that move in a window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Run {
-    /// Where they lie, and where they are parked meanwhile.
+    /// Address in the range, and address in the parking place.
     pub(super) at: usize,
     pub(super) parked: usize,
-    /// Where their copies are made, on the node that they are to have.
+    /// Address of the copies, on the destination node.
     pub(super) copy: usize,
     pub(super) len: usize,
-    /// Whether they are one huge page or several.
+    /// Whether the run consists of whole transparent huge pages.
     pub(super) huge: bool,
 }
 
-/// What became of pages.
+/// The outcome of a window for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// Their copies have come.
+    /// The copy is in the range.
     Moved,
-    /// A call refused them. They are where they were.
+    /// A call refused the page, and it is where it was.
     Stayed(Call, Errno),
-    /// The program has discarded them.
+    /// The program has discarded the page.
     Discarded,
-    /// Their mapping is gone, or is another one.
+    /// The mapping is gone or has been replaced.
     Gone,
 }
 
@@ -192,7 +199,7 @@ impl Fates {
             last.len += len;
             return;
         }
-        // The window keeps room for what it may have to say.
+        // `take` stops early enough that there is always room.
         self.push(Told { at, len, fate });
     }
 }
@@ -232,7 +239,8 @@ impl Ground<'_> {
         })
     }
 
-    /// The pages from `at` on, before `end`, that have been discarded, or have not been.
+    /// The length of the run from `at` on, up to `end`, whose pages agree on whether they were
+    /// discarded, and whether they were.
     fn alike(&self, at: usize, end: usize) -> (usize, bool) {
         let first = self.is_discarded(at);
         let mut len = BASE_PAGE;
@@ -252,12 +260,12 @@ impl Ground<'_> {
         }
     }
 
-    /// Does what waiting messages ask for.
+    /// Reads and handles the waiting messages.
     ///
-    /// The kernel tells of faults before it tells what is discarded. While a discard waits to be
-    /// read, no hole can be filled (EAGAIN). A thread that was woken then would fault again, and
-    /// its message would come first again. So threads whose hole could not be filled stay asleep
-    /// until everything has been read.
+    /// The kernel delivers fault messages before discard messages, and while a discard is unread it
+    /// refuses to fill any hole (EAGAIN). A thread that was woken then would fault again, and its
+    /// new fault message would again come before the discard. So a thread whose hole could not be
+    /// filled stays asleep until all messages have been read.
     pub(super) fn attend(&self) {
         let open = self.shared.lock();
         let mut is_changing = false;
@@ -273,8 +281,8 @@ impl Ground<'_> {
                     match sys::uffd_zeropage(self.uffd, page, BASE_PAGE) {
                         Ok(()) => {}
                         Err(Errno(libc::EAGAIN)) => is_changing = true,
-                        // A page has come meanwhile, or the mapping is another one: the thread
-                        // tries again, and sends another message if it must.
+                        // The hole has been filled meanwhile, or the mapping was replaced. The
+                        // thread repeats its access, and sends another message if it faults again.
                         Err(_) => {
                             let _ = sys::uffd_wake(self.uffd, page, BASE_PAGE);
                         }
@@ -301,8 +309,8 @@ impl Ground<'_> {
     ///
     /// # Safety
     /// The area is registered, and the program keeps the contract of
-    /// [`leap_memory`](super::leap_memory). Parking places and copies are the caller's. A parking
-    /// place is a registered hole, and what copies are made into is present.
+    /// [`leap_memory`](super::leap_memory). Parking places and copies belong to the caller. The
+    /// parking places are registered and empty, and the memory for the copies is present.
     pub(super) unsafe fn pass(
         &self,
         area: Range<usize>,
@@ -325,10 +333,12 @@ impl Ground<'_> {
         drop(open);
         let copying = monotonic_ns();
         if let Some(run) = parked.as_slice().first() {
-            // A write by way of `/proc/PID/mem` or `ptrace(2)` may have looked up a page before it was
-            // taken, and not have stored to it yet. Meanwhile it holds the lock of the address space
-            // for reading, as the call does that takes pages. This one changes nothing, and holds the
-            // lock for writing. Where a filter refuses it, such a write may be lost.
+            // A write through `/proc/PID/mem` or `ptrace(2)` may have looked up its page before
+            // UFFDIO_MOVE took it, and not have stored yet. Such a writer holds the mmap lock for
+            // reading, as UFFDIO_MOVE does, so it is not excluded. mprotect takes the mmap lock for
+            // writing, and so waits until the writer is done; with the access that the place has
+            // already, it changes nothing. Where a seccomp filter refuses mprotect, such a write
+            // may be lost.
             counters.count(Call::Protect);
             // SAFETY: the place is ours, and has this access.
             let _ = unsafe { sys::protect(run.copy, BASE_PAGE, Prot::READ_WRITE.0) };
@@ -370,10 +380,9 @@ impl Ground<'_> {
         fates
     }
 
-    /// Ends a call that takes pages, if it does not end by itself. Some kernels ask for ever
-    /// whether a pinned huge page can be split, and do so at the place that the page is to have.
-    /// If somebody else has filled that place, the call ends (EEXIST). `before`: what was seen
-    /// last. Returns what is seen now.
+    /// Ends a stuck UFFDIO_MOVE. Some kernels retry the split of a pinned huge page for ever, at
+    /// the place that the page is to have. When that place is filled with the zero page, the call
+    /// ends (EEXIST). Takes the last observation, and returns the present one.
     pub(super) fn end_what_is_stuck(&self, before: Sight) -> Sight {
         let Taking { since_ns, clock, to, len } = &self.shared.taking;
         let since = since_ns.load(Ordering::Acquire);
@@ -382,7 +391,8 @@ impl Ground<'_> {
         }
         let (to, len) = (to.load(Ordering::Relaxed), len.load(Ordering::Relaxed));
         let cpu_ns = sys::cpu_time_ns(clock.load(Ordering::Relaxed)).unwrap_or(0);
-        // Pages move one after the other: it is at the first place that is free.
+        // UFFDIO_MOVE moves pages in ascending order, so the first empty place is the one it works
+        // on.
         let there = self.alike_pages(to, len, |categories| categories & page_is::PRESENT != 0);
         let place = to + there;
         if (before.since_ns, before.place) != (since, place) || there == len {
@@ -391,14 +401,15 @@ impl Ground<'_> {
         if cpu_ns.saturating_sub(before.cpu_ns) >= STUCK_NS
             && since_ns.load(Ordering::Acquire) == since
         {
-            // If the call has just ended, the place is given back with the others.
+            // If the call has just ended, this page is given back with the parked ones.
             let _ = sys::uffd_zeropage(self.uffd, place, BASE_PAGE);
         }
         before
     }
 
-    /// Takes pages by one call, while somebody looks how long it lasts. Returns how many bytes are
-    /// there, from the first page on, and why not more.
+    /// Takes pages out of the range by one UFFDIO_MOVE, under the watcher's supervision. Returns
+    /// how many bytes have arrived, from the first page on, and the error that stopped the call, if
+    /// any.
     ///
     /// # Safety
     /// As for [`Ground::pass`].
@@ -411,8 +422,8 @@ impl Ground<'_> {
         // SAFETY: forwarded to the caller.
         let (done, refused) = unsafe { self.relocate(dst, src, len) };
         taking.since_ns.store(0, Ordering::Release);
-        // A page that was filled to end the call is the page of zeros. A page that reclaim had in hand has
-        // moved as an entry of the swap.
+        // The zero page is one that the watcher has filled in to end the call. A page that was
+        // being reclaimed arrives as a swap entry.
         let arrived = |categories| {
             categories & page_is::ZERO == 0
                 && categories & (page_is::PRESENT | page_is::SWAPPED) != 0
@@ -420,7 +431,7 @@ impl Ground<'_> {
         (self.untold(dst, len, done, arrived), refused)
     }
 
-    /// Brings pages of the library's own by one call. Returns the same.
+    /// Moves the library's own pages into the range by one UFFDIO_MOVE. Returns the same.
     ///
     /// # Safety
     /// As for [`Ground::pass`].
@@ -430,14 +441,14 @@ impl Ground<'_> {
         (self.untold(src, len, done, |categories| categories == 0), refused)
     }
 
-    /// Some kernels move pages and do not count them, where something was in the way for a moment
-    /// (Linux 6.18, until "userfaultfd: reset err to be 0 when move_pages_ptes succeeded"). So
-    /// after a call that has counted `done` of `len` bytes, it is looked how many pages of the
-    /// library's own side are as they are after a move.
+    /// Some kernels move pages without counting them after a transient obstacle (Linux 6.18, until
+    /// "userfaultfd: reset err to be 0 when move_pages_ptes succeeded"). So after a call that
+    /// reported `done` of `len` bytes, the pagemap of the library's own side tells how many pages
+    /// have moved. `is_done`: whether the categories of a page are those after its move.
     fn untold(&self, own: usize, len: usize, done: usize, is_done: impl Fn(u64) -> bool) -> usize {
         let mut at = done;
         while at < len {
-            // It tells a few runs of pages each time.
+            // Each scan returns only a few runs of pages.
             match self.alike_pages(own + at, len - at, &is_done) {
                 0 => break,
                 more => at += more,
@@ -446,7 +457,7 @@ impl Ground<'_> {
         at
     }
 
-    /// How many bytes, from the first page on, have pages of which `is` holds.
+    /// How many bytes from `start` on consist of pages whose categories satisfy `is`.
     fn alike_pages(&self, start: usize, len: usize, is: impl Fn(u64) -> bool) -> usize {
         let query = PageQuery {
             inverted: 0,
@@ -469,7 +480,7 @@ impl Ground<'_> {
         at - start
     }
 
-    /// Moves pages, unless a test wants to see what follows where the kernel does not.
+    /// Moves pages by UFFDIO_MOVE. Tests may make it fail instead.
     ///
     /// # Safety
     /// As for [`Ground::pass`].
@@ -499,15 +510,15 @@ impl Ground<'_> {
         unsafe { sys::uffd_move(self.uffd, dst, src, len) }
     }
 
-    /// Lets the attendant read its messages. Until then the kernel moves nothing, if a mapping
-    /// changes or pages are being discarded.
+    /// Releases the lock for a moment, so that the attendant can read its messages. As long as a
+    /// mapping changes or a discard is unread, the kernel moves nothing.
     fn let_attend<'a>(&'a self, open: &mut Option<Open<'a>>) {
         *open = None;
         thread::sleep(Duration::from_micros(5));
         *open = Some(self.shared.lock());
     }
 
-    /// Takes pages out of the range, as far as the kernel lets them go.
+    /// Takes the pages of a run out of the range, as far as the kernel lets them go.
     ///
     /// # Safety
     /// As for [`Ground::pass`].
@@ -528,7 +539,8 @@ impl Ground<'_> {
                 done += alike;
                 continue;
             }
-            // Of what is parked now, each page may need a fate of its own kind.
+            // Each page that is parked now may still need a fate of its own, so there must be room
+            // for it.
             if parked.room() == 0 || fates.room() < 2 * MOST_RUNS {
                 return;
             }
@@ -556,11 +568,11 @@ impl Ground<'_> {
             }
             let rest = run.len - done;
             let len = match errno {
-                // The kernel moves nothing of such a mapping.
+                // EINVAL concerns the whole mapping: its access, its lock or its kind.
                 Errno(libc::EINVAL) => rest,
-                // The call was stuck, and would be at each page of the same huge page.
+                // The call was stuck, and would get stuck at each page of the same huge page.
                 Errno(libc::EEXIST) => (super::HUGE - at % super::HUGE).min(rest),
-                // Of a huge page all stays.
+                // A huge page stays as a whole.
                 _ if run.huge => (super::HUGE - at % super::HUGE).min(rest),
                 _ => BASE_PAGE,
             };
@@ -569,8 +581,8 @@ impl Ground<'_> {
         }
     }
 
-    /// Brings the copies of `len` bytes of a run at `at`, or the old pages back. Returns of how
-    /// many bytes the fate is, or `None` if the call has to be repeated.
+    /// Brings the copies of `len` bytes of a run at `at`, or the old pages back. Returns how many
+    /// bytes the fate covers, or `None` if the call has to be repeated.
     ///
     /// # Safety
     /// As for [`Ground::pass`].
@@ -593,8 +605,8 @@ impl Ground<'_> {
             return (0, None);
         };
         if why == Errno(libc::EEXIST) {
-            // Only who has the descriptor can fill a hole, so a new mapping lies here that the
-            // program itself has registered with it. The page is the program's.
+            // Filling a hole takes the userfaultfd. So the program has registered a new mapping
+            // here with this descriptor, and the page belongs to the program.
             return (BASE_PAGE, Some(Fate::Gone));
         }
         counters.counts.repairs += 1;
@@ -607,21 +619,22 @@ impl Ground<'_> {
         if refused == Some(Errno(libc::EAGAIN)) {
             return (0, None);
         }
-        // The access or the lock of the mapping has changed, so that pages cannot move into it. New
-        // ones can be made.
+        // The access or the lock of the mapping has changed, so no page can move into it.
+        // UFFDIO_COPY can still fill it with new pages.
         counters.count(Call::FillPages);
-        // Without the lock: if a parked page is gone, its place waits for the attendant.
+        // The lock is released: if a parked page is gone, reading its place faults, and the
+        // attendant needs the lock to handle that.
         *open = None;
         // SAFETY: as above; the parked pages are readable.
         let (filled, refused) = unsafe { sys::uffd_copy(self.uffd, at, run.parked + skip, len) };
         *open = Some(self.shared.lock());
         match refused {
             _ if filled > 0 => (filled, Some(Fate::Stayed(Call::BringPages, why))),
-            // Without memory the page has nowhere to go but here: again, until there is some.
+            // Without memory for a new page there is nowhere else to put the contents, so try
+            // again.
             None | Some(Errno(libc::EAGAIN | libc::ENOMEM)) => (0, None),
-            // No call works on pages of several mappings, and somebody has split this one. A page
+            // No call works across two mappings, and somebody has split this one. A single page
             // lies in one mapping.
-            // SAFETY: forwarded to the caller.
             Some(_) if len > BASE_PAGE => unsafe { self.bring(run, at, BASE_PAGE, open, counters) },
             // The mapping is gone or another one, or the page itself cannot be read.
             Some(_) => (BASE_PAGE, Some(Fate::Gone)),
@@ -629,7 +642,8 @@ impl Ground<'_> {
     }
 }
 
-/// Gives back what windows leave, and looks after the worker's calls, until the end.
+/// The watcher: gives back parked pages, and supervises the worker's calls that take pages, until
+/// the end.
 #[inline(never)]
 pub(super) fn watcher(ground: Ground<'_>, _: [Kept; 2]) {
     const TICK: Duration = Duration::from_millis(10);
@@ -641,11 +655,12 @@ pub(super) fn watcher(ground: Ground<'_>, _: [Kept; 2]) {
     ground.shared.vacated.watch(TICK, give_back, look);
 }
 
-/// Serves the ranges until `end` is signalled. A function of its own: nothing may be read from the
-/// heap, where captured variables lie.
+/// The attendant: serves faults in the ranges until `end` is signalled. It is a function and not a
+/// closure, because a closure's captured variables lie on the heap, which must not be read here.
 #[inline(never)]
 pub(super) fn attendant(ground: Ground<'_>, kept: [Kept; 2]) {
-    /// How soon it is noticed that a descriptor is no longer the job's: then nothing ends the wait.
+    /// How soon a lost descriptor is noticed, in milliseconds: nothing else would end the wait
+    /// then.
     const LOOK_MS: i32 = 500;
     let mut waits = kept.map(|kept| kept.number());
     loop {
@@ -653,7 +668,7 @@ pub(super) fn attendant(ground: Ground<'_>, kept: [Kept; 2]) {
         let [_, is_over] = wait_readable(waits, LOOK_MS);
         let [faults, ends] = kept.each_ref().map(Kept::is_ours);
         if !faults {
-            // Closing the userfaultfd has ended all registrations.
+            // Other code has closed the userfaultfd, which has ended all registrations.
             return;
         }
         ground.attend();
@@ -661,7 +676,7 @@ pub(super) fn attendant(ground: Ground<'_>, kept: [Kept; 2]) {
             return;
         }
         if !ends {
-            // Threads that touch holes are served until the userfaultfd is closed.
+            // Threads that touch holes still need service until the userfaultfd is closed.
             waits[1] = -1;
         }
     }

@@ -1,8 +1,9 @@
-//! What windows need, in memory that no allocator knows, and the threads beside the worker.
+//! Owns the state that windows need, in memory that no allocator knows, and runs the attendant and
+//! the watcher, the threads beside the job's worker.
 //!
-//! The program's heap may lie in the ranges, so whoever touches it may come upon a hole, and waits
-//! for the attendant. So the attendant works before the ranges are registered, and until they are
-//! not any more.
+//! The program's heap may lie in the ranges, so a thread that touches the heap may hit a hole and
+//! wait for the attendant. So the attendant starts before the ranges are registered, and ends after
+//! their registration has.
 
 use std::ffi::CStr;
 use std::ops::Range;
@@ -26,15 +27,15 @@ use crate::sync::{Mutex, lock};
 use crate::tracer;
 use crate::units::{BASE_PAGE, Call};
 
-/// What a thread does until a descriptor is signalled.
+/// The body of a thread, which ends when a descriptor is signalled.
 type Role = fn(Ground<'static>, [Kept; 2]);
 
 /// The threads beside the worker.
 const ROLES: [(&CStr, Role); 2] = [(c"pageleap-holes", attendant), (c"pageleap-watch", watcher)];
 
-/// The ranges of a job, and what serves them.
+/// The ranges of a job, and the threads that serve them.
 pub(super) struct Yard {
-    /// Holds a [`Shared`], then the [`Span`]s, then the bits.
+    /// Contains a [`Shared`], then the [`Span`]s, then the bits of discarded pages.
     mapped: Mapped,
     spans: usize,
     words: usize,
@@ -42,7 +43,7 @@ pub(super) struct Yard {
     pagemap: Pagemap,
     /// How many of the spans are registered.
     registered: AtomicUsize,
-    /// Ends the threads.
+    /// Signalled to end the threads.
     end: Event,
     threads: Mutex<Vec<Thread>>,
 }
@@ -50,7 +51,7 @@ pub(super) struct Yard {
 const SPANS_AT: usize = size_of::<Shared>().next_multiple_of(64);
 
 impl Yard {
-    /// Makes room for windows on these ranges, which are ascending, and starts the threads.
+    /// Prepares windows on these ranges, which are ascending, and starts the threads.
     pub(super) fn new(
         ranges: &[Range<usize>],
         uffd: OwnedFd,
@@ -88,7 +89,7 @@ impl Yard {
         Ok(yard)
     }
 
-    /// Starts the threads, and waits until they need nothing of the heap any more.
+    /// Starts the threads, and waits until they no longer access the heap.
     fn start_threads(&self) -> Result<(), Errno> {
         for (number, (name, role)) in ROLES.into_iter().enumerate() {
             // SAFETY: `close` joins the threads before the value goes.
@@ -96,13 +97,13 @@ impl Yard {
             let kept = [self.uffd.kept(), self.end.kept()];
             let thread = Thread::start(name, move || {
                 let bomb = AbortOnUnwind;
-                // The captured values lie on the heap, and are copied to the stack.
+                // The captured values lie on the heap. This copies them to the stack.
                 let (ground, kept) = std::hint::black_box((ground, kept));
                 let served = ground.shared.served();
                 let is_traced = u64::from(tracer::of_this_thread().is_some());
                 served.traced.fetch_add(is_traced, Relaxed);
                 served.ready.fetch_add(1, Release);
-                // Threads of the program wait for it.
+                // Threads of the program wait for this one.
                 Raised::this_thread(|_| ());
                 role(ground, kept);
                 match thread_cpu_time_ns() {
@@ -120,12 +121,12 @@ impl Yard {
     }
 
     pub(super) fn ground(&self) -> Ground<'_> {
-        // SAFETY: the value that is borrowed outlives what is returned.
+        // SAFETY: the returned value borrows `self`, which therefore outlives it.
         unsafe { self.ground_for_threads() }
     }
 
     /// # Safety
-    /// The value outlives what is returned, and stays the owner of its mapping and descriptor.
+    /// This value outlives the returned one, and stays the owner of its mapping and descriptors.
     unsafe fn ground_for_threads<'a>(&self) -> Ground<'a> {
         let start = self.mapped.start();
         let bits_at = (SPANS_AT + self.spans * size_of::<Span>()).next_multiple_of(64);
@@ -147,8 +148,8 @@ impl Yard {
         self.lost().is_none()
     }
 
-    /// The number of a descriptor that other code of the process has closed, and whether it stands
-    /// for another file now.
+    /// The number of a descriptor that other code of the process has closed, and whether the number
+    /// stands for another file now.
     pub(super) fn lost(&self) -> Option<(i32, bool)> {
         let all = [self.uffd.kept(), self.pagemap.kept(), self.end.kept()];
         let lost = all.into_iter().find(|kept| !kept.is_ours())?;
@@ -174,7 +175,7 @@ impl Yard {
     pub(super) unsafe fn hold(&self) -> Result<(), Error> {
         for Span { start, end, .. } in self.ground().spans {
             let len = end - start;
-            // SAFETY: forwarded to the caller. A thread serves the range.
+            // SAFETY: forwarded to the caller. The attendant serves the range.
             unsafe { sys::uffd_register(self.uffd.as_fd(), *start, len, uffd_mode::MISSING) }
                 .map_err(|errno| Error::call(Call::Track, *start, len, errno))?;
             self.registered.fetch_add(1, Relaxed);
@@ -187,13 +188,14 @@ impl Yard {
         self.ground().shared.served().traced.load(Relaxed) > 0
     }
 
-    /// Ends the registration of each mapping of a range. If one of them is another one by now,
-    /// which userfaultfd does not support, the kernel refuses the whole range.
+    /// Ends the registration of a range mapping by mapping. This is needed where a part has been
+    /// replaced by a mapping that userfaultfd does not support: then the kernel refuses the range
+    /// as a whole.
     fn let_go_of_parts(&self, range: Range<usize>) {
         for mapping in observe::mappings(range.start, range.len()).unwrap_or_default() {
             let start = mapping.start.max(range.start);
             let len = mapping.end.min(range.end).saturating_sub(start);
-            // A mapping that is refused has no registration.
+            // If the kernel refuses a mapping, it has no registration.
             let _ = sys::uffd_unregister(self.uffd.as_fd(), start, len);
         }
     }
@@ -203,11 +205,12 @@ impl Yard {
         self.registered.load(Relaxed)
     }
 
-    /// Ends the registration of the ranges, which wakes who waits there. From then on the program
-    /// needs none of the job's threads to use them.
+    /// Ends the registration of the ranges, which wakes the threads that wait there. From then on
+    /// the program needs none of the job's threads to use the ranges.
     ///
-    /// Closing the descriptor would not do: a child may have a copy. Only what this descriptor has
-    /// registered is let go: until Linux 6.14 the kernel ends the registrations of others as well.
+    /// Closing the descriptor instead would not be enough, because a child may have a copy. Only
+    /// ranges that this descriptor has registered are unregistered, because until Linux 6.14 the
+    /// kernel ends the registrations of other descriptors as well.
     pub(super) fn let_go(&self) {
         let mut registered = self.registered.swap(0, Relaxed);
         if !self.uffd.is_ours() {
@@ -224,18 +227,19 @@ impl Yard {
     /// Ends the registration of the ranges, then the threads. Returns their CPU time in
     /// nanoseconds, if it is known.
     ///
-    /// The attendant works until the last range is let go: who discards pages waits for it.
+    /// The attendant works until the last range is unregistered, because a thread that discards
+    /// pages waits for it.
     pub(super) fn close(&self) -> Option<u64> {
         self.let_go();
         self.vacated().end();
         for (number, thread) in lock(&self.threads).drain(..).enumerate().rev() {
             if number == 0 {
-                // The attendant ends last: if the kernel has not let go of a parking place, whoever
-                // gives back its pages waits for the attendant.
+                // The attendant ends last: if the kernel has kept the registration of a parking
+                // place, the watcher waits for the attendant when it gives back pages there.
                 if !self.end.signal() {
-                    // Other code has closed the event. The attendant ends when the userfaultfd has
-                    // gone. SAFETY: nothing is registered any more, and the last drop finds that it
-                    // is not the job's.
+                    // Other code has closed the event, so the attendant ends when the userfaultfd
+                    // is closed. SAFETY: nothing is registered any more, and the last drop finds
+                    // that it is not the job's.
                     unsafe { self.uffd.kept().close() };
                 }
             }
