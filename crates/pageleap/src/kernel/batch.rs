@@ -1,9 +1,9 @@
 //! Decides how many pages one call moves. Pure: no system calls, no locks, no clocks.
 //!
-//! Each moving call has a fixed cost: it drains the lists of pages that CPUs are about to put on
-//! LRU lists (`lru_cache_disable`), on all CPUs. So calls should not be small. On the other side
-//! threads that touch pages of a batch wait for its copy. So a call should be no larger than the
-//! fixed cost asks for, and never take longer than the caller allows. Seed of the sizes: the best
+//! Each moving call has a fixed cost: on all CPUs it drains the lists of pages that are about to be
+//! put on LRU lists (`lru_cache_disable`). That asks for large calls. But threads that touch pages
+//! of a batch wait for its copy, which asks for small ones. So a call is only as large as the fixed
+//! cost asks for, and never longer than the caller allows. Origin of the first sizes: the best
 //! batches of move_pages2 have 128 pages on two sockets and 256 on chiplets (section 5 of its
 //! paper), where the kernel takes 512 together.
 
@@ -15,16 +15,17 @@ const FIRST: f64 = 128.0;
 const LEAST: f64 = 16.0;
 /// The most pages of a call, whatever calls cost: 64 MB.
 const MOST: f64 = 16_384.0;
-/// The fixed cost takes at most this share of a call, if the bound leaves room for it.
+/// The fixed cost may take this share of a call, if the bound leaves room for such large calls.
 const FIXED_SHARE: f64 = 0.05;
-/// A call is to take this share of the bound: hosts are not steady.
+/// Calls aim at this share of the bound, because the speed of hosts varies.
 const BOUND_SHARE: f64 = 0.5;
 /// Weight that older calls keep when a new one is seen.
 const KEEP: f64 = 0.9;
-/// One of this many calls is half as large, so that the two costs can be told apart.
+/// One of this many calls is half as large. With two sizes, the fixed cost and the cost of each
+/// page can be told apart.
 const PROBE_EVERY: u32 = 8;
 
-/// Sizes calls, from how long they took.
+/// Decides the size of calls from the times of earlier ones.
 #[derive(Clone, Debug)]
 pub(super) struct Batch {
     set: Option<usize>,
@@ -47,7 +48,7 @@ impl Batch {
         self.set.unwrap_or(if probe { self.now / 2.0 } else { self.now } as usize).max(1)
     }
 
-    /// Takes into account how long a call took that was to move this many base pages.
+    /// Notes how long a call for this many base pages took.
     pub(super) fn observe(&mut self, pages: usize, took: Duration) {
         if pages == 0 {
             return;
@@ -66,8 +67,8 @@ impl Batch {
         self.now = next.clamp(LEAST, MOST);
     }
 
-    /// The fixed cost of a call, and the cost of each page, in nanoseconds: the line through what
-    /// was seen. Where calls were all of one size, no cost is known to be fixed.
+    /// The fixed cost of a call and the cost of each page, in nanoseconds: a least-squares line
+    /// through the calls so far. If all calls were of one size, the fixed cost counts as 0.
     fn costs(&self) -> (f64, f64) {
         let [count, n, t, nn, nt] = self.sums;
         let spread = count * nn - n * n;

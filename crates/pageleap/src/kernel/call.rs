@@ -1,12 +1,12 @@
-//! One call of `move_pages`, and the fate of each page of its list.
+//! Makes one call of `move_pages`, and finds the fate of each page of its list.
 //!
-//! The kernel (Linux 6.1 to 6.18, `do_pages_move` in mm/migrate.c) takes neighbours of the list
-//! that go to one node together. Such a *batch* ends where the next page goes elsewhere, where a
-//! page cannot be looked up, where a page lies there already, and at the end of the list. Within a
-//! batch a page that does not move keeps no other one. But if any page of a batch did not move, the
-//! kernel writes no status for the batch, and drops the rest of the list. So a query
-//! asks afterwards where each page lies, and the statuses that were written tell which pages were
-//! tried.
+//! The kernel (Linux 6.1 to 6.18, `do_pages_move` in mm/migrate.c) moves neighbours of the list
+//! that go to one node together, as a *batch*. A batch ends where the next page goes to another
+//! node, where a page cannot be looked up, where a page lies on its node already, and at the end of
+//! the list. A page that does not move does not stop the rest of its batch. But if any page of a
+//! batch did not move, the kernel writes no status for that batch, and drops the rest of the list.
+//! So a query asks afterwards where each page lies, and the statuses that were written tell which
+//! pages the kernel has tried.
 
 use pageleap_sys::{self as sys, Errno};
 
@@ -16,9 +16,9 @@ use crate::units::Call;
 /// The status of a page for which the kernel has written none.
 pub(super) const UNWRITTEN: i32 = i32::MIN;
 
-/// The two faces of `move_pages(2)` for one process.
+/// The two uses of `move_pages(2)` for one process: query and move.
 pub(super) trait Calls: Send + Sync {
-    /// On which node each page lies, or a negated error number. Touches no page.
+    /// Writes the node of each page, or a negated error number. Touches no page.
     fn query(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno>;
 
     /// Moves pages ([`sys::move_pages`]).
@@ -30,13 +30,14 @@ pub(super) trait Calls: Send + Sync {
         shared: bool,
     ) -> Result<u64, Errno>;
 
-    /// Whether the process of a model has ended. Of a real one, [`super::target::Process`] knows.
+    /// Whether the process of a model has ended. For a real process, [`super::target::Process`]
+    /// knows.
     fn has_ended(&self) -> bool {
         false
     }
 }
 
-/// The kernel, for a process.
+/// The real calls for one process.
 #[derive(Debug)]
 pub(super) struct Kernel(pub(super) NumberForCalls);
 
@@ -67,14 +68,14 @@ pub(super) enum Fate {
     InUse,
     /// The call was refused when it came to the page.
     Refused(Errno),
-    /// It is not present any more; why, as the query says it.
+    /// It is not present any more.
     Gone,
-    /// The kernel has dropped it: nothing is known against it.
+    /// The kernel has dropped it from the list without trying.
     NotTried,
 }
 
-/// Makes one moving call, and asks where the pages lie then. All pages of the list are present, and
-/// none lies on its node. At least the first one has been tried.
+/// Makes one moving call, and queries where the pages lie then. All pages of the list must be
+/// present, and none on its node. The kernel has then tried at least the first one.
 pub(super) fn move_once(
     calls: &dyn Calls,
     pages: &[usize],
@@ -89,7 +90,7 @@ pub(super) fn move_once(
     let fate = |at: usize| match (now[at], status[at]) {
         (now, _) if now == nodes[at] => Fate::There,
         (now, _) if now < 0 => Fate::Gone,
-        // A node was written, and the page lies elsewhere now: it has moved, and moved again.
+        // The kernel wrote a node, and the page lies elsewhere now: it has moved twice.
         (_, 0..) => Fate::InUse,
         (_, UNWRITTEN) if at >= tried => Fate::NotTried,
         (_, UNWRITTEN) => refused.map_or(Fate::InUse, Fate::Refused),
@@ -102,9 +103,10 @@ pub(super) fn move_once(
 fn tried(nodes: &[i32], status: &[i32]) -> usize {
     let last_written = status.iter().rposition(|status| *status != UNWRITTEN);
     match last_written {
-        // This page could not be looked up, or was there already. The batch before it failed.
+        // The page could not be looked up, or was on its node already. The batch before it failed.
         Some(last) if status[..last].contains(&UNWRITTEN) => last + 1,
-        // The batch that failed, if one did, is the next one. It goes to one node.
+        // The batch that failed, if one did, begins behind the last written status, and goes to one
+        // node.
         _ => {
             let first = last_written.map_or(0, |last| last + 1);
             let is_same = |node: &&i32| Some(*node) == nodes.get(first);

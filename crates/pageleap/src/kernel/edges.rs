@@ -1,9 +1,8 @@
-//! Ends of ranges within transparent huge pages.
+//! Warns of ranges that end within transparent huge pages.
 //!
-//! The kernel moves a transparent huge page as a whole, whichever of its addresses is named. So more
-//! may move than a range has. Which pages are huge is not looked at, since they come and go: the
-//! kernel says how much of a mapping is huge, and where such pages may lie follows from their
-//! alignment.
+//! The kernel moves a transparent huge page as a whole, so more pages may move than the range has.
+//! This module does not query which pages are huge, because that changes all the time. It uses the
+//! kernel's count of huge pages in a mapping, and their alignment.
 
 use super::{HUGE, Part};
 use crate::job::report::{Warning, WarningKind};

@@ -1,5 +1,5 @@
-//! A list of pages, each with its node: what `move_pages(2)` takes, with partial migration and a
-//! true status for each page.
+//! Moves a list of pages, each to its own node, as `move_pages(2)` does, but with partial migration
+//! and a true status for each page.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -19,29 +19,33 @@ use crate::sync::{Instant, thread};
 use crate::topology::{SysFiles, Topology, parse_list};
 use crate::units::{BASE_PAGE, Call, NodeId};
 
-/// Blocks of 2 MB of which a call moves pages, at most: 32 MB if all are huge pages.
+/// The most blocks of 2 MB whose pages one call moves: 32 MB if all are huge pages.
 const MOST_BLOCKS: usize = 16;
-/// Rounds in which pages are tried that the kernel does not move, and the pause before the second
-/// one. Each further pause is four times as long.
+/// How often a page is tried that the kernel did not move, and the pause before the second try.
+/// Each further pause is four times as long.
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Where a page lies, and why it does not lie elsewhere.
+/// The node of a page, and the reason why it is not on the requested one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageStatus {
     /// The node on which it lies; `None` if it is not present.
     pub node: Option<NodeId>,
-    /// Why it has no node, or not the one that was asked for.
+    /// Why it has no node, or not the requested one.
     pub reason: Option<Reason>,
 }
 
 impl PageStatus {
     /// The status as `move_pages(2)` writes it: the node, or a negated error number.
     ///
-    /// The numbers are those of Linux 6.12, on all kernels: `ENOENT` if no page is present,
-    /// `EFAULT` if nothing is mapped or it is the page of zeros, `EACCES` if the page is mapped
-    /// more than once or the cpuset forbids the node, `EBUSY` if it is in use, `ENOMEM` if the node
-    /// has no room, `ENODEV` if there is no such node.
+    /// The numbers are those of Linux 6.12, on all kernels:
+    ///
+    /// * `ENOENT`: no page is present.
+    /// * `EFAULT`: nothing is mapped, or the page is the zero page.
+    /// * `EACCES`: the page is mapped more than once, or the cpuset forbids the node.
+    /// * `EBUSY`: the page is in use.
+    /// * `ENOMEM`: the node has no room.
+    /// * `ENODEV`: there is no such node.
     pub fn code(self) -> i32 {
         let errno = match self.reason {
             None => return self.node.map_or(-libc::ENOENT, |node| node.0 as i32),
@@ -57,19 +61,20 @@ impl PageStatus {
     }
 }
 
-/// Moves each page of a list to its node, or without nodes tells where they lie. Pages are named by
-/// any address in them. 0 is the calling process.
+/// Moves each page of a list to its node; without nodes, tells where the pages lie. A page is named
+/// by any address in it. Process 0 is the calling one.
 ///
-/// In place of `move_pages(2)` and `numa_move_pages(3)`: no page stays because another one did, and
-/// each page gets its true status, also where some stay. (Before Linux 6.7, the kernel takes a page
-/// of hugetlb that is not named by its first address for a shared one.) Pages that are in use are
-/// tried four times. Pages of one huge page move together: if they are named for several nodes, those
-/// that end elsewhere say so ([`Reason::MovedOn`]). A node is not filled beyond its high watermark
-/// and a reserve ([`KernelMigration::fill`]), which holds for pages of hugetlb as well, and may be
-/// exceeded by one huge page. A list knows bytes only: where the node has no free block of 2 MB, or
-/// no free page in its pool, the kernel makes one or splits the page, which a job of
-/// [`KernelMigration`] avoids. Calls are sized as in such a job, for 20 ms, and have pages of 16
-/// blocks of 2 MB at most.
+/// A replacement for `move_pages(2)` and `numa_move_pages(3)`: no page stays because another one
+/// did, and each page gets its true status, also when some stay. (Before Linux 6.7, the kernel
+/// takes a hugetlb page that is not named by its first address for a shared one.) Pages that are in
+/// use are tried four times. The pages of one huge page move together: if they are named for
+/// several nodes, those that end up elsewhere say so ([`Reason::MovedOn`]).
+///
+/// A node is not filled beyond its high watermark and a reserve ([`KernelMigration::fill`]). That
+/// holds for hugetlb pages as well, and may be exceeded by one huge page. A list counts bytes only:
+/// where the node has no free block of 2 MB, or no free page in its hugetlb pool, the kernel makes
+/// one or splits the page, which a job of [`KernelMigration`] avoids. A call is sized for 20 ms, as
+/// in such a job, and has pages of at most 16 blocks of 2 MB.
 ///
 /// [`KernelMigration`]: crate::KernelMigration
 /// [`KernelMigration::fill`]: crate::KernelMigration::fill
@@ -129,9 +134,9 @@ pub(super) struct List<'a> {
 }
 
 impl List<'_> {
-    /// Asks where some of the pages lie. A page without a node gets no reason yet.
+    /// Queries where some of the pages lie. A page without a node gets no reason yet.
     pub(super) fn look(&mut self, which: Range<usize>) -> Result<(), Error> {
-        /// The kernel copies the lists.
+        /// Pages of one query. The kernel copies the lists.
         const QUERY: usize = 4096;
         let mut answers = vec![UNWRITTEN; QUERY.min(which.len())];
         let mut at = which.start;
@@ -150,7 +155,8 @@ impl List<'_> {
         Ok(())
     }
 
-    /// Pages for nodes that there are not, or that the process may not use, stay for that reason.
+    /// Notes a reason for pages whose node does not exist or is forbidden to the process: they
+    /// stay.
     fn refuse_nodes(&mut self, memory: &ProcessMemory, nodes: &[NodeId]) -> Result<Rooms, Error> {
         let with_memory = nodes_with_memory()?;
         let named: BTreeSet<NodeId> = nodes.iter().copied().collect();
@@ -167,7 +173,7 @@ impl List<'_> {
         Rooms::of(named.intersection(&with_memory).copied())
     }
 
-    /// Moves pages that are present, lie elsewhere, and have no reason to stay.
+    /// Moves the pages that are present, lie elsewhere, and have no reason to stay.
     pub(super) fn move_to(&mut self, nodes: &[NodeId], rooms: &Rooms, batch: Batch, mode: Mode) {
         let is_to_move = |at: &usize| {
             let PageStatus { node, reason } = self.status[*at];
@@ -188,9 +194,9 @@ impl List<'_> {
         }
     }
 
-    /// Asks once more where all pages lie. A later call may have taken a page along that had
-    /// arrived or that stayed: pages of one huge page move together, also if they were named for
-    /// several nodes. If the query fails, all statuses stay as they are.
+    /// Queries once more where all pages lie. The pages of one huge page move together even if they
+    /// were named for several nodes, so a later call may have taken along a page that had arrived
+    /// or stayed. If the query fails, all statuses stay as they are.
     pub(super) fn settle(&mut self, nodes: &[NodeId]) {
         let known = self.status.clone();
         if (self.is_gone)() || self.look(0..self.pages.len()).is_err() || (self.is_gone)() {
@@ -199,14 +205,14 @@ impl List<'_> {
         }
         for ((status, known), to) in self.status.iter_mut().zip(known).zip(nodes) {
             match (status.node, known.node) {
-                // Why it is absent is found out later.
+                // `explain` finds out later why it is absent.
                 (None, _) => {}
                 (Some(on), _) if on == *to => {}
                 (Some(_), Some(before)) if before == *to => {
                     status.reason = known.reason.or(Some(Reason::MovedOn));
                 }
                 (Some(_), Some(_)) => status.reason = known.reason,
-                // It has come since.
+                // It has become present since.
                 (Some(_), None) => *status = known,
             }
         }
@@ -277,10 +283,10 @@ impl List<'_> {
         again
     }
 
-    /// Takes pages for one call, all for one node. Those for which the node has no room stay.
+    /// Takes pages for one call, all for one node. Pages for which the node has no room stay.
     ///
-    /// An address may stand for a huge page, and nothing says so before it has moved. So each block
-    /// of 2 MB counts as a whole once, and a call has no more than [`MOST_BLOCKS`].
+    /// An address may belong to a huge page, which shows only after it has moved. So each block of
+    /// 2 MB counts once as a whole, and a call has at most [`MOST_BLOCKS`] of them.
     fn next_call(
         &mut self,
         most: usize,
@@ -320,7 +326,8 @@ impl List<'_> {
     }
 }
 
-/// The nodes with memory. A program may move many short lists, so this reads one file where it can.
+/// The nodes with memory. This reads a single file where it can, because programs may move many
+/// short lists.
 fn nodes_with_memory() -> Result<BTreeSet<NodeId>, Error> {
     let file = SysFiles::host().text_if_there("sys/devices/system/node/has_memory")?;
     let ids = file.and_then(|text| parse_list(&text, MAX_NODES).ok());
@@ -334,7 +341,7 @@ fn nodes_with_memory() -> Result<BTreeSet<NodeId>, Error> {
     })
 }
 
-/// Says of pages without a node why they have none.
+/// Notes for each page without a node why it has none.
 fn explain(process: &Process, pages: &[usize], found: &mut [PageStatus]) {
     let mut mapped = None;
     for (page, status) in pages.iter().zip(found) {

@@ -1,4 +1,4 @@
-//! Where pages of a leg lie, and whether they are to move.
+//! Queries where the pages of a leg lie, and decides which of them have to move.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -16,21 +16,21 @@ use crate::units::{BASE_PAGE, Call, NodeId};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) page: u64,
-    /// Base pages that move with it, if it is what it looks like.
+    /// Base pages that are expected to move with it: 512 if it looks like a huge page.
     pub(super) span: u64,
     pub(super) node: NodeId,
 }
 
-/// Where pages of a leg lie and where they are to lie.
+/// Pages of a leg: where they lie, and their destinations.
 pub(super) struct Looked<'a> {
     process: &'a Process,
     leg: &'a Leg,
     pub(super) pages: Range<u64>,
     /// By unit: the node, or a negated error number.
     pub(super) status: Vec<i32>,
-    /// Where parts of the pages are to lie.
+    /// The pages in runs with one destination.
     parts: Vec<(Range<u64>, NodeId)>,
-    /// By unit, why a page has no node; empty if all have one.
+    /// By unit: why a page has no node. Empty if all have one.
     absent: Vec<Reason>,
 }
 
@@ -66,13 +66,13 @@ impl<'a> Looked<'a> {
         ((page - self.pages.start) / self.leg.unit) as usize
     }
 
-    /// The part that a page belongs to.
+    /// The run that a page belongs to, with its destination.
     pub(super) fn part(&self, page: u64) -> &(Range<u64>, NodeId) {
         let at = self.parts.partition_point(|(part, _)| part.end <= page);
         &self.parts[at]
     }
 
-    /// Whether a page is present, and is none that stands for others.
+    /// Whether a page is present, and is not the zero page.
     fn lies_somewhere(&self, page: u64) -> bool {
         let mut status = [UNWRITTEN];
         let asked = self.process.calls.query(&[page as usize * BASE_PAGE], &mut status);
@@ -94,13 +94,14 @@ impl<'a> Looked<'a> {
         let (part, node) = self.part(page);
         let Ok(on) = u32::try_from(self.status[unit]) else {
             return Err(match self.absent[unit] {
-                // It came between the two questions.
+                // It has become present between the two queries.
                 Reason::ZeroPage if self.lies_somewhere(page) => Verdict::Later(Reason::InUse),
-                // Before Linux 6.12, the kernel does not find pages that nobody may access.
+                // Before Linux 6.12, the kernel does not find pages without access (PROT_NONE).
                 Reason::ZeroPage if self.leg.has_no_access => {
                     Verdict::Left(Some(Reason::Unmovable))
                 }
-                // An entry of a page that is on its way elsewhere looks the same.
+                // The page-table entry of a page that is being migrated looks like that of a
+                // swapped page.
                 Reason::SwappedOut if first => Verdict::Later(Reason::SwappedOut),
                 why => Verdict::Left(Some(why)),
             });

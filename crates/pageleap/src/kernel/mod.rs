@@ -1,21 +1,22 @@
-//! Migration by the kernel: memory that no pool owns, of this process or of another one, through
-//! `move_pages(2)`.
+//! Migration by the kernel's `move_pages(2)`, for memory that no pool owns, of this process or of
+//! another one.
 //!
-//! The contract is that of move_pages2 (seed: "Revisiting Page Migration In Main-Memory Databases
-//! For Modern Hardware", section 4), on a vanilla kernel. Migration is partial: no page stays
-//! because another one did. Each page gets its true status. The caller chooses a [`Mode`] and a
-//! batch size. [`call`] tells what the kernel's own call does instead.
+//! The kernel's own call gives up half-way: a page that it cannot move may keep many others where
+//! they are, and leaves their statuses unwritten ([`call`]). This module calls it in batches, and
+//! keeps the contract of move_pages2 (seed: "Revisiting Page Migration In Main-Memory Databases For
+//! Modern Hardware", section 4) on a vanilla kernel. Migration is partial: no page stays because
+//! another one did. Each page gets its true status. The caller chooses a [`Mode`] and a batch size.
 //!
-//! * [`call`]: one moving call, and the fate of each page.
-//! * [`batch`]: how many pages a call moves. Pure.
-//! * [`edges`]: ends of ranges within transparent huge pages. Pure.
-//! * [`room`]: how much a node can take without memory being taken from others.
-//! * [`target`]: the process, and whether it still is the same.
+//! * [`call`]: makes one moving call, and finds the fate of each page.
+//! * [`batch`]: decides how many pages a call moves. Pure.
+//! * [`edges`]: warns of ends of ranges within transparent huge pages. Pure.
+//! * [`room`]: how much a node can take before the kernel reclaims memory.
+//! * [`target`]: the process, and whether it still runs the same program.
 //! * [`mover`]: the job's mover, which knows ranges of mappings.
-//! * [`leg`]: a stretch of a mapping, and which of its pages are to lie where.
-//! * [`looked`]: where pages of a leg lie, and whether they are to move.
-//! * [`settle`]: where the pages of a job lie at its end.
-//! * [`list`]: the same for a list of pages.
+//! * [`leg`]: a part of a mapping, and the destination of each of its pages.
+//! * [`looked`]: queries the nodes of pages, and decides which of them have to move.
+//! * [`settle`]: queries the nodes of a job's pages once more at its end.
+//! * [`list`]: the same contract for a list of pages.
 
 mod batch;
 mod call;
@@ -65,25 +66,25 @@ use target::Process;
 /// Bytes of a transparent huge page.
 const HUGE: usize = PageSize::Thp.bytes();
 
-/// Base pages that one attempt looks through, at most: those of the largest page. An attempt makes
-/// one moving call, and leaves the rest to the next one.
+/// The most base pages that one attempt queries: those of the largest page. An attempt makes one
+/// moving call, and leaves the rest to the next one.
 pub(crate) const AREA_PAGES: u64 = (PageSize::Huge1G.bytes() / BASE_PAGE) as u64;
 
-/// How long a moving call may take, unless the caller says it.
+/// The default of [`KernelMigration::max_call`].
 pub(crate) const DEFAULT_MAX_CALL: Duration = Duration::from_millis(20);
 
-/// How hard a page is tried that the kernel does not move. (In the kernel of move_pages2:
-/// MIGRATE_ASYNC, MIGRATE_SYNC_LIGHT, MIGRATE_SYNC. A vanilla kernel takes MIGRATE_SYNC for each
-/// call; what user space can choose is how often it calls.)
+/// How often a page is tried that the kernel did not move. (The kernel of move_pages2 distinguishes
+/// MIGRATE_ASYNC, MIGRATE_SYNC_LIGHT and MIGRATE_SYNC. A vanilla kernel always uses MIGRATE_SYNC,
+/// so user space can only choose how often it calls.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// One light pass: each page is tried once.
+    /// Each page is tried once.
     Light,
-    /// A page is tried four times, with pauses of 1 to 16 ms.
+    /// Each page is tried up to four times, with pauses of 1 to 16 ms.
     #[default]
     Retry,
-    /// Pages are tried until none has moved for ten seconds. So are pages without a file that are
-    /// mapped more than once: a forked child (a snapshot) may end.
+    /// Pages are tried until none has moved for ten seconds. That includes anonymous pages that are
+    /// mapped more than once, because the forked child that shares them (a snapshot) may end.
     Insist,
 }
 
@@ -143,13 +144,12 @@ impl FromStr for Mode {
 /// # Ok(()) }
 /// ```
 ///
-/// Pages keep their contents and addresses, and threads may use them meanwhile: the kernel makes
-/// those wait that touch a page while it moves. The policy of the memory stays as it is, so that
-/// pages that are touched for the first time later go where the policy says. The kernel's NUMA
-/// balancing may move pages again.
+/// Pages keep their contents and addresses, and threads may use them meanwhile: the kernel lets a
+/// thread wait that touches a page while it moves. The memory policy stays as it is, so later first
+/// touches follow that policy. The kernel's NUMA balancing may move pages again.
 ///
-/// In the [`Report`](crate::Report), ranges are addresses of the process
-/// ([`Source::Process`]), pages have 4 KB, and windows are moving calls.
+/// In the [`Report`](crate::Report), ranges are addresses of the process ([`Source::Process`]),
+/// pages have 4 KB, and windows are moving calls.
 #[derive(Debug)]
 #[must_use = "a migration does nothing until it is started"]
 pub struct KernelMigration<'a> {
@@ -162,13 +162,13 @@ pub struct KernelMigration<'a> {
     max_call: Duration,
     timeout: Option<Duration>,
     rate_limit: Option<u64>,
-    /// Bytes that stripes have at least, unless a placement says it.
+    /// The least bytes of a stripe, unless a placement sets the size of its stripes.
     least_stripe: usize,
     why: String,
     warnings: Vec<Warning>,
 }
 
-/// A range of a process, and where it is to go.
+/// A range of a process, and its placement.
 #[derive(Debug)]
 struct Part<'a> {
     memory: &'a ProcessMemory,
@@ -201,20 +201,25 @@ impl<'a> KernelMigration<'a> {
         }
     }
 
-    /// Adds a range of addresses of a process, in whole pages, and where its pages are to lie.
-    /// Parts without memory stay as they are, and the report says why. A mapping that had none when
-    /// the memory was read counts as such, whatever has been touched since. A range that ends
-    /// within a page of hugetlb is refused. Transparent huge pages move as a whole: if a range ends
-    /// within some, up to 2 MB beyond it move as well, of which the report warns.
+    /// Adds a range of addresses of a process, in whole pages, and the placement of its pages. Page
+    /// tables stay where they are.
     ///
-    /// Over several nodes, stripes have one page, as by the kernel's interleaving, or 2 MB where
-    /// pages may form folios, which the kernel moves as a whole: where it gives huge pages
-    /// ([`MappingMemory::may_be_huge`](crate::process::MappingMemory::may_be_huge)), and where a file
-    /// is mapped. A page of a shared mapping gets the node that its place in the file has, so that
-    /// all processes agree. Page tables stay where they are. At the end the job asks where its pages
-    /// lie. Those that another part of their folio has taken to another node have not moved
-    /// ([`Reason::MovedOn`]). A job that is to stop asks about a million of them; the others keep the
-    /// outcome of their last call, of which the report warns.
+    /// * Parts without memory stay as they are, and the report says why. A mapping that had none
+    ///   when `memory` was read counts as such, even if pages have been touched since.
+    /// * A range that ends within a hugetlb page is refused.
+    /// * Transparent huge pages move as a whole: if a range ends within one, up to 2 MB beyond the
+    ///   range move as well, of which the report warns.
+    ///
+    /// Over several nodes, stripes have one page, as with the kernel's interleaving. They have 2 MB
+    /// where pages may form folios, which the kernel moves as a whole: in mappings that may get
+    /// huge pages ([`MappingMemory::may_be_huge`](crate::process::MappingMemory::may_be_huge)), and
+    /// in mapped files. A page of a shared mapping gets its node by its place in the file, so that
+    /// all processes agree.
+    ///
+    /// At the end the job queries once more where its pages lie. A page that has followed another
+    /// part of its folio to another node has not moved ([`Reason::MovedOn`]). A job that was told
+    /// to stop queries about a million pages; the others keep the outcome of their last call, of
+    /// which the report warns.
     pub fn range(
         mut self,
         memory: &'a ProcessMemory,
@@ -225,46 +230,49 @@ impl<'a> KernelMigration<'a> {
         self
     }
 
-    /// Moves only pages that lie on one of these nodes. Default: those of all nodes.
+    /// Moves only pages that lie on one of these nodes. Default: pages of all nodes.
     pub fn from_nodes(mut self, nodes: impl IntoIterator<Item = NodeId>) -> Self {
         self.from = Some(nodes.into_iter().collect());
         self
     }
 
-    /// Moves pages as well that are mapped more than once, by several processes or twice by one
+    /// Also moves pages that are mapped more than once, by several processes or twice by one
     /// (`MPOL_MF_MOVE_ALL`). Needs CAP_SYS_NICE. Default: no; such pages stay as they are.
     pub fn shared(mut self, shared: bool) -> Self {
         self.shared = shared;
         self
     }
 
-    /// Goes on where a node has no free memory left above its high watermark and a reserve (a 64th
-    /// of the node, at most 1 GB). The kernel then drops page cache and swaps, to make room; splits
-    /// transparent huge pages for which the node has no free block of 2 MB; and for pages of hugetlb
-    /// that find no free one there makes some of free memory: the pool of the node then has more,
-    /// and that of the other one less, for good. Default: no; pages for which there is no room stay
-    /// as they are ([`Reason::NoRoom`], [`Reason::NoFreeBlock`]).
+    /// Also moves pages to a node whose free memory is below its high watermark and a reserve (a
+    /// 64th of the node, at most 1 GB). Default: no; pages without room stay as they are
+    /// ([`Reason::NoRoom`], [`Reason::NoFreeBlock`]). To make room, the kernel then
+    ///
+    /// * drops page cache, and swaps;
+    /// * splits transparent huge pages for which the node has no free block of 2 MB;
+    /// * turns free memory into hugetlb pages if the node has no free one. That shifts pages for
+    ///   good from the hugetlb pool of the old node to that of the new one.
     pub fn fill(mut self, fill: bool) -> Self {
         self.fill = fill;
         self
     }
 
-    /// Sets how hard a page is tried that the kernel does not move. Default: [`Mode::Retry`].
+    /// Sets how often a page is tried that the kernel did not move. Default: [`Mode::Retry`].
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Sets how many base pages a call moves. By default, the job finds it out: as many as make the
-    /// fixed cost of a call small, and no more than fit into [`max_call`](Self::max_call).
+    /// Sets how many base pages a call moves. By default the job measures its calls, and makes them
+    /// large enough that their fixed cost is small, but no longer than
+    /// [`max_call`](Self::max_call).
     pub fn batch_pages(mut self, pages: usize) -> Self {
         self.batch_pages = Some(pages);
         self
     }
 
-    /// Sets how long a call should take at most: threads that touch a page of its batch may have to
-    /// wait as long. Default: 20 ms. A call moves at least one page, which may have 1 GB, and some
-    /// 16 pages of 4 KB; beyond that this is a target that the job keeps by what it measures.
+    /// Sets how long a call should take at most, because threads that touch a page of its batch
+    /// wait as long. Default: 20 ms. The job keeps this target by measuring its calls, but a call
+    /// always moves at least one page, which may have 1 GB, or some 16 pages of 4 KB.
     pub fn max_call(mut self, limit: Duration) -> Self {
         self.max_call = limit;
         self
@@ -277,20 +285,20 @@ impl<'a> KernelMigration<'a> {
         self
     }
 
-    /// Sets the most bytes that the job moves per second. Default: no limit. A call moves no more
-    /// than what the rate moves in 10 ms, or one page.
+    /// Sets the most bytes that the job moves per second. Default: no limit. A call then moves at
+    /// most as much as the rate allows in 10 ms, or one page.
     pub fn rate_limit(mut self, bytes_per_s: u64) -> Self {
         self.rate_limit = Some(bytes_per_s);
         self
     }
 
-    /// Sets the least bytes of a stripe, for placements that do not say it.
+    /// Sets the least bytes of a stripe, for placements that do not set the size of their stripes.
     pub(crate) fn least_stripe(mut self, bytes: usize) -> Self {
         self.least_stripe = bytes;
         self
     }
 
-    /// Says why the kernel is to move the memory, and what will not be as asked for.
+    /// Sets the reason why the kernel moves the memory, and warnings for the report.
     pub(crate) fn because(mut self, why: String, warnings: Vec<Warning>) -> Self {
         (self.why, self.warnings) = (why, warnings);
         self
@@ -298,17 +306,17 @@ impl<'a> KernelMigration<'a> {
 
     /// Starts the job. It has one thread.
     ///
-    /// The job's threads are ordinary ones, also if the calling thread has a lower priority, as far
-    /// as the process may raise them: threads wait for their calls. They keep the calling thread's
-    /// affinity and cgroup, and a real-time policy.
+    /// The thread gets ordinary priority even if the calling thread has a lower one, as far as the
+    /// process may raise it, because threads of the program wait for its calls. It keeps the
+    /// calling thread's affinity and cgroup, and a real-time policy if it has one.
     ///
     /// # Errors
     /// [`Error::BadArgument`]: there is no range, a range is not of whole pages, a setting is zero,
     /// the cpuset of the only process does not allow a node, or the only process has ended or runs
-    /// another program since its memory was read. Of several processes, those that have ended, or
-    /// end meanwhile, are left out, and the others move. [`Error::UnknownNode`]: there is no such
-    /// node. [`Error::SystemFile`]: its pages may not be moved by this process.
-    /// [`Error::EngineRefused`]: pages that are mapped more than once need a privilege.
+    /// another program since its memory was read. (If there are several processes, those that have
+    /// ended are left out, and the others move.) [`Error::UnknownNode`]: there is no such node.
+    /// [`Error::SystemFile`]: this process may not move the pages of that one.
+    /// [`Error::EngineRefused`]: [`shared`](Self::shared) needs a privilege.
     pub fn start(self) -> Result<Job, Error> {
         let began = Instant::now();
         let plan = self.plan()?;
@@ -318,12 +326,12 @@ impl<'a> KernelMigration<'a> {
         plan.start(self.settings(), self.all_warnings(), began)
     }
 
-    /// Warnings of the report.
+    /// Warnings for the report.
     fn all_warnings(&self) -> Vec<Warning> {
         self.warnings.iter().cloned().chain(edges::warning(&self.parts)).collect()
     }
 
-    /// Checks the request, and makes the mover for it. A job of another kind may have it beside its
+    /// Checks the request, and makes its mover, which a job of another kind may have beside its
     /// own.
     pub(crate) fn plan(&self) -> Result<Plan, Error> {
         self.check_request()?;
@@ -379,7 +387,7 @@ impl<'a> KernelMigration<'a> {
 
     fn settings(&self) -> Settings {
         Settings {
-            // The mover decides itself.
+            // The mover decides about retries itself.
             policy: RetryPolicy { reduction_factor: 1, max_disturbed: u32::MAX, max_refused: 1 },
             most_held_early: 0,
             pace: Pace::fixed(AREA_PAGES, self.max_call),
@@ -457,7 +465,8 @@ impl<'a> KernelMigration<'a> {
             to.weights()?;
             for node in to.nodes() {
                 topology.node(node)?;
-                // Of several processes, the kernel refuses the pages of the one.
+                // With several processes, the kernel refuses the pages of this one, and the others
+                // move.
                 if !self.has_several() {
                     check_allowed(memory, node)?;
                 }
@@ -466,8 +475,8 @@ impl<'a> KernelMigration<'a> {
         Ok(())
     }
 
-    /// The processes, each once, and which one each part belongs to. `None`: it has ended, which
-    /// keeps others of several processes from nothing.
+    /// Each process once, and the index of each part's process. `None`: that process has ended,
+    /// which does not keep other processes from moving.
     fn processes(&self) -> Result<(Vec<Process>, Vec<Option<usize>>), Error> {
         let (mut processes, mut known) = (Vec::new(), BTreeMap::new());
         let mut members = Vec::new();
@@ -517,7 +526,7 @@ impl Plan {
 }
 
 impl Part<'_> {
-    /// The stretches of a part whose pages may move, and those whose pages stay.
+    /// The parts whose pages may move, as legs, and the pages that stay.
     fn legs(&self, process: usize, least_stripe: usize) -> Result<(Vec<Leg>, Left), Error> {
         let (mut legs, mut left) = (Vec::new(), Left::default());
         let mut at = self.addresses.start;
@@ -568,8 +577,8 @@ impl Part<'_> {
         }
         let has_file = matches!(mapping.kind, MappingKind::Shared | MappingKind::File)
             || mapping.kind == MappingKind::Hugetlb && mapping.access.ends_with('s');
-        // The kernel moves folios as a whole, and their pages cannot lie on several nodes. A file's
-        // pages may form folios, too, as its file system likes.
+        // The kernel moves a folio as a whole, so its pages cannot lie on several nodes. File
+        // systems may use folios for the pages of files, too.
         let may_have_folios =
             page_bytes == BASE_PAGE && (mapping.may_be_huge || mapping.huge_bytes > 0 || has_file);
         let stripe = if may_have_folios { HUGE } else { page_bytes }.max(least_stripe);
@@ -604,8 +613,8 @@ fn pages_of(addresses: &Range<usize>) -> Range<u64> {
     (addresses.start / BASE_PAGE) as u64..(addresses.end / BASE_PAGE) as u64
 }
 
-/// Whether this process may move pages that are mapped more than once. The kernel is asked to move
-/// none: it looks at the capability first, which root of a user namespace has in name only.
+/// Checks that this process may move pages that are mapped more than once, by a call with an empty
+/// list. The kernel checks the capability first, which root of a user namespace has in name only.
 fn check_privilege() -> Result<(), Error> {
     if pageleap_sys::move_pages(0, &[], &[], &mut [], true).is_ok() {
         return Ok(());

@@ -15,11 +15,11 @@ pub(super) const NODES: i32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Movable,
-    /// It refuses this many times, and moves then.
+    /// It refuses to move this many times, then moves.
     Busy(u32),
     Pinned,
     Shared,
-    /// Another process shares it until this process has been refused so often.
+    /// Another process shares it until this process has been refused this many times.
     Snapshot(u32),
     Zero,
 }
@@ -37,18 +37,19 @@ pub(super) struct Folio {
 pub(super) struct Memory {
     pub(super) folios: BTreeMap<u64, Folio>,
     moving_calls: u32,
-    /// Pages that were asked about, and the calls that asked.
+    /// Pages that were queried, and the number of queries.
     asked: u64,
     pub(super) queries: u64,
-    /// Linux 6.1 has another number for pages that are not present.
+    /// Whether an absent page gives EFAULT, as on Linux 6.1, instead of ENOENT.
     pub(super) old: bool,
     /// Folios that node 1 can still take.
     pub(super) room: Option<u64>,
-    /// When so many pages have been asked about, the process executes another program, which has no
-    /// pages at these addresses.
+    /// After queries of this many pages, the process executes another program, which has no pages
+    /// at these addresses.
     pub(super) executes_at: Option<u64>,
     has_ended: bool,
-    /// Before this moving call, the model says so, and waits until it may go on.
+    /// Before this moving call, the model waits twice at the barrier: to announce itself, and to go
+    /// on.
     pub(super) pauses_at: Option<(u32, Arc<Barrier>)>,
 }
 
@@ -213,7 +214,7 @@ impl Model {
         self.0.lock().unwrap().moving_calls
     }
 
-    /// Pages that were asked about.
+    /// Pages that were queried.
     pub(super) fn asked(&self) -> u64 {
         self.0.lock().unwrap().asked
     }

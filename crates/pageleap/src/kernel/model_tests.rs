@@ -27,7 +27,7 @@ fn addresses(pages: impl IntoIterator<Item = u64>) -> Vec<usize> {
     pages.into_iter().map(|page| page as usize * BASE_PAGE).collect()
 }
 
-/// Moves a list, and returns what became of each page.
+/// Moves a list, and returns the status of each page.
 fn move_list(model: &Model, pages: &[usize], nodes: &[NodeId], mode: Mode) -> Vec<PageStatus> {
     let none = PageStatus { node: None, reason: None };
     let status = vec![none; pages.len()];
@@ -38,7 +38,7 @@ fn move_list(model: &Model, pages: &[usize], nodes: &[NodeId], mode: Mode) -> Ve
     list.status
 }
 
-/// Every tenth page refuses, each for another reason.
+/// Every tenth page refuses to move, for one of four reasons in turn.
 fn every_tenth_refuses() -> Vec<(u64, Folio)> {
     let kind = |page: u64| match page {
         page if !page.is_multiple_of(10) => Some(Kind::Movable),
@@ -56,7 +56,7 @@ fn every_tenth_refuses() -> Vec<(u64, Folio)> {
 fn exactly_those_pages_stay_that_refuse() {
     let pages = addresses(0..1000);
     let nodes = vec![NodeId(1); 1000];
-    // The call itself leaves nearly all.
+    // The kernel's call alone leaves nearly all pages where they are.
     let model = Model::new(every_tenth_refuses());
     let mut status = vec![0; 1000];
     model.move_pages(&pages, &[1; 1000], &mut status, false).unwrap();
@@ -94,7 +94,7 @@ fn a_page_that_moved_on_with_its_neighbours_says_so() {
 #[test]
 fn pages_of_a_program_that_is_gone_are_not_said_to_be_absent() {
     let model = Model::new((0..64).map(|page| (page, folio(1, Kind::Movable))));
-    // 64 pages are asked about, and then those 16 that the first call has moved.
+    // The first query has 64 pages, and the query after the first call the 16 that it has moved.
     model.0.lock().unwrap().executes_at = Some(64 + 16);
     let found = by_page(&run_in_batches(&model, 64, 16));
     assert_eq!(found[0], (PageOutcome::Migrated, None));
@@ -133,14 +133,14 @@ fn process(model: &Model, pages: u64, page_bytes: u64) -> (ProcessMemory, Proces
     (memory, process)
 }
 
-/// Runs a job over all of the mapping. Returns what became of its pages.
+/// Runs a job over all of the mapping. Returns the outcomes of its pages.
 fn run(model: &Model, pages: u64, page_bytes: u64, to: Placement, mode: Mode) -> Vec<PageRun> {
     let (memory, process) = process(model, pages, page_bytes);
     let all = KernelMigration::new().range(&memory, 0..pages as usize * BASE_PAGE, to);
     finish(&all.mode(mode), process, pages)
 }
 
-/// In calls of so many pages, whatever they take.
+/// Runs a job in calls of `batch` pages.
 fn run_in_batches(model: &Model, pages: u64, batch: usize) -> Vec<PageRun> {
     let (memory, process) = process(model, pages, BASE_PAGE as u64);
     let all = KernelMigration::new().range(&memory, 0..pages as usize * BASE_PAGE, NodeId(1));
@@ -186,7 +186,7 @@ fn huge_pages_move_as_one_and_a_pinned_one_takes_few_calls() {
     assert!(model.moving_calls() <= 40, "{} calls", model.moving_calls());
 }
 
-/// Pages between two busy ones are not looked at again with them.
+/// Pages between two busy ones are not queried again with them.
 #[test]
 fn only_pages_that_stayed_are_tried_again() {
     const PAGES: u64 = 8192;
@@ -200,7 +200,7 @@ fn only_pages_that_stayed_are_tried_again() {
     let runs = run_in_batches(&model, PAGES, 128);
     let failed = runs.iter().filter(|run| run.outcome == PageOutcome::Failed);
     assert_eq!(failed.map(|run| run.range.len() / BASE_PAGE).sum::<usize>(), 2);
-    // Each page is asked about before and after its call, and the rest of a query again.
+    // Each page is queried before and after its call, and the rest of a query is queried again.
     let quiet = Model::new((0..PAGES).map(|page| (page, folio(1, Kind::Movable))));
     run_in_batches(&quiet, PAGES, 128);
     let asked = [&model, &quiet].map(Model::asked);
@@ -276,14 +276,14 @@ fn kinds() -> impl Strategy<Value = Option<Kind>> {
     ]
 }
 
-/// Pages of a folio.
+/// The number of pages of a folio.
 fn sizes() -> impl Strategy<Value = u64> {
     prop_oneof![8 => Just(1), 2 => Just(16), 1 => Just(512)]
 }
 
 proptest! {
     #![proptest_config(cases(100, 100))]
-    /// Whatever the pages are like, each gets the status that it has, and all move that can.
+    /// Each page gets its true status, and all pages move that can.
     #[test]
     fn each_page_of_a_list_gets_its_true_status(
         all in proptest::collection::vec((kinds(), sizes(), 0i32..NODES, 0u32..2), 1..100),
@@ -294,13 +294,13 @@ proptest! {
         for (kind, pages, node, to) in &all {
             let first = nodes.len() as u64;
             folios.extend(kind.map(|kind| (first, Folio { node: *node, ..folio(*pages, kind) })));
-            // Half of the large folios are wanted on one node as a whole.
+            // For half of the large folios, all pages are wanted on one node.
             let to = |page: u64| match first % 2 {
                 0 => *to,
                 _ => mixed[page as usize % mixed.len()],
             };
             nodes.extend((0..*pages).map(|page| NodeId(to(page))));
-            // A page without memory puts the next folio elsewhere.
+            // A page without memory shifts the next folio.
             nodes.push(NodeId(0));
         }
         let before = folios.clone();
@@ -320,14 +320,14 @@ proptest! {
                 (why, _) => matches!(why, Some(Reason::InUse | Reason::MovedOn)),
             };
             prop_assert!(is_true, "page {}: {:?}, {:?}", page, status, there);
-            // All arrive that can: a folio whose pages are wanted on one node.
+            // A folio whose pages are all wanted on one node arrives, if it can move.
             let Some((first, folio)) = there else { continue };
             let as_one = (*first..*first + folio.pages).all(|other| nodes[other as usize] == to);
             let moves = matches!(folio.kind, Kind::Movable) || folio.pages == 1
                 && matches!(folio.kind, Kind::Busy(_));
             prop_assert!(!(as_one && moves) || status.node == Some(to), "page {}", page);
         }
-        // A batch that fails costs a call, and is tried four times at most.
+        // A batch that fails costs a call, and each is tried four times at most.
         let refusing = before.values().filter(|folio| folio.kind != Kind::Movable);
         let refusing = refusing.map(|folio| folio.pages as usize).sum::<usize>();
         let calls = model.moving_calls() as usize;
@@ -383,7 +383,7 @@ proptest! {
                 _ => false,
             };
             prop_assert!(is_true, "page {} on {:?}: {:?}, {:?}", page, model.node(page), is, there);
-            // All arrive that can: a folio whose pages are wanted on one node.
+            // A folio whose pages are all wanted on one node arrives, if it can move.
             let Some((first, folio)) = there else { continue };
             let is_parted = is_torn(*first, folio.pages);
             prop_assert!(is_parted || !moves(folio.kind) || is_there, "page {}: {:?}", page, folio);
@@ -391,8 +391,8 @@ proptest! {
     }
 }
 
-/// Runs a job that interleaves the pages of a mapping or moves them to one node. The folios are of
-/// less than 2 MB or mapped page by page, which smaps does not show.
+/// Runs a job that interleaves the pages of a mapping or moves them to one node. The folios are
+/// smaller than 2 MB or mapped page by page, so that smaps does not show them.
 fn run_over_hidden_folios(
     model: &Model,
     pages: u64,
@@ -408,13 +408,14 @@ fn run_over_hidden_folios(
     job.wait_until_finished();
     let progress = job.progress();
     let report = job.wait();
-    // Whatever the query at the end has found.
+    // The progress agrees with the report, also after the query at the end.
     assert_eq!(progress.bytes_migrated, report.pages.migrated * BASE_PAGE as u64, "{report}");
     assert!(progress.bytes_total >= progress.bytes_migrated, "{progress:?}");
     report
 }
 
-/// Where the kernel may have made folios, pages go round by 2 MB, so that each node gets its share.
+/// Where the kernel may have made folios, pages are interleaved by 2 MB, so that each node gets its
+/// share.
 #[test]
 fn pages_that_the_kernel_keeps_together_are_spread_by_blocks() {
     const PAGES: u64 = 16 * (HUGE / BASE_PAGE) as u64;
@@ -437,7 +438,7 @@ fn pages_that_the_kernel_keeps_together_are_spread_by_blocks() {
     }
 }
 
-/// Pages that come along are counted, by whatever call, so that a rate is kept.
+/// Pages that move along with others are counted, so that a rate limit is kept.
 #[test]
 fn pages_that_come_along_have_moved() {
     const PAGES: u64 = 4096;
@@ -450,8 +451,8 @@ fn pages_that_come_along_have_moved() {
     }
 }
 
-/// Folios that lie across blocks (after `mremap`) cannot have their way: the report says which pages
-/// are elsewhere.
+/// Folios that lie across blocks (after `mremap`) cannot be split between nodes: the report says
+/// which of their pages are elsewhere.
 #[test]
 fn pages_of_folios_across_blocks_are_told() {
     const FOLIOS: u64 = 16;
@@ -465,7 +466,7 @@ fn pages_of_folios_across_blocks_are_told() {
     }
 }
 
-/// However the pages of a mapping go round, the job asks for many of them at a time at its end.
+/// The query at the end asks for many pages at a time, however the pages are interleaved.
 #[test]
 fn the_question_at_the_end_is_asked_in_few_calls() {
     const PAGES: u64 = 8192;
@@ -476,8 +477,8 @@ fn the_question_at_the_end_is_asked_in_few_calls() {
     assert!(model.0.lock().unwrap().queries < 80, "{}", model.0.lock().unwrap().queries);
 }
 
-/// A cancelled job asks about a bounded number of its pages, and says that others are as their last
-/// call left them. (Here the bound is 4096.)
+/// A cancelled job queries a bounded number of its pages at its end (here 4096), and warns that the
+/// others have the outcome of their last call.
 #[test]
 fn a_cancelled_job_asks_about_some_of_its_pages() {
     const BATCH: u64 = 1024;
@@ -497,12 +498,12 @@ fn a_cancelled_job_asks_about_some_of_its_pages() {
         barrier.wait();
         let report = job.wait();
         assert!(matches!(report.ended, Ended::Cancelled), "{report}");
-        // The call under way ends.
+        // The call that is under way is completed.
         let moved = (u64::from(calls) + 1) * BATCH;
         assert_eq!(report.pages.migrated, moved, "{report}");
         assert_eq!(report.pages.not_attempted, 8 * BATCH - moved, "{report}");
         assert_eq!(report.warnings.len(), usize::from(moved > asked_again), "{report}");
-        // Pages are asked about before and after their call, and at the end.
+        // Pages are queried before and after their call, and at the end.
         assert_eq!(model.asked(), 2 * moved + moved.min(asked_again), "{report}");
     }
 }

@@ -1,5 +1,5 @@
-//! Moves ranges of processes for a job. An attempt looks through an area until it has pages for one
-//! call, makes the call, and looks where the pages lie.
+//! The job's mover for ranges of processes. An attempt queries an area until it has enough pages
+//! for one call, makes the call, and queries where the pages lie then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -30,13 +30,13 @@ pub(super) const QUERY: u64 = 1024;
 /// The pauses before a page is tried again: the first one, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
 
-/// How often a page is tried at least that is to be tried for some time.
+/// The fewest tries under [`Persistence::Without`].
 const LEAST_TRIES: u32 = 4;
 
-/// The name of what moves pages here, in options and reports.
+/// The engine's name in options and reports, and its number in C.
 pub(crate) const ENGINE: EngineName = EngineName::new("kernel", 6);
 
-/// What has moved pages.
+/// The engine that has moved pages, for reports.
 pub(super) const BY: By = By { engine: ENGINE, why: Why::AsChosen };
 
 /// How often a page is tried.
@@ -48,9 +48,9 @@ pub(super) enum Persistence {
     Without(Duration),
 }
 
-/// In which manner pages are moved.
+/// Settings of a job.
 pub(super) struct Manner {
-    /// From which nodes; `None`: from all.
+    /// The nodes from which pages move; `None`: all nodes.
     pub(super) from: Option<BTreeSet<NodeId>>,
     /// Whether pages move that are mapped more than once.
     pub(super) shared: bool,
@@ -59,7 +59,7 @@ pub(super) struct Manner {
     pub(super) batch: Batch,
     /// The most base pages of a call.
     pub(super) most_pages: usize,
-    /// Whether the job is about several processes, of which some may end.
+    /// Whether the job has several processes, some of which may end.
     pub(super) several: bool,
 }
 
@@ -73,16 +73,17 @@ pub(crate) struct KernelMover {
 /// State of the worker between attempts.
 pub(crate) struct Worker {
     batch: Batch,
-    /// Blocks of 2 MB that did not move as one page, by process and number.
+    /// Blocks of 2 MB, by process and number, that turned out not to be one page.
     apart: BTreeSet<(usize, u64)>,
-    /// When a page has moved last.
+    /// When a page moved last.
     moved: Instant,
     /// The leg that was tried again last, and how often it had been refused.
     again: (usize, u32),
-    /// Pages that are to be tried again, by leg and first page, each run with its end. Pages
-    /// between them are not looked at again: they may be far more, and are another's matter by then.
+    /// Pages that are to be tried again: the end of each run, by leg and first page. Pages between
+    /// the runs are not queried again, because they may be far more, and others may have moved them
+    /// since.
     late: BTreeMap<(usize, u64), u64>,
-    /// The parts of the area that this attempt is about.
+    /// The parts of the area that this attempt tries.
     tried: Vec<Range<u64>>,
 }
 
@@ -94,8 +95,8 @@ struct Found {
     /// Verdicts on pages that need not move, and on those that were tried.
     verdicts: Runs,
     counters: Counters,
-    /// The pages after the last one that was looked at, as far as they may belong to its folio:
-    /// the first of them, and where they lay before the call.
+    /// Pages behind the last one of the list that may belong to its folio: the number of the first,
+    /// and the status of each before the call.
     behind: (u64, Vec<i32>),
 }
 
@@ -121,14 +122,14 @@ impl KernelMover {
         KernelMover { processes, legs, manner }
     }
 
-    /// The parts of a leg by the node on which they are to lie.
+    /// The runs of a leg with one destination.
     pub(crate) fn parts(&self, leg: usize) -> Vec<(Range<u64>, NodeId)> {
         let leg = &self.legs[leg];
         leg.parts(leg.pages.clone())
     }
 
     /// Finds pages for one call among `tried`, the parts of an area that are to be tried. Returns
-    /// `Err` if the process cannot be asked.
+    /// `Err` if a query fails.
     fn gather(
         &self,
         worker: &Worker,
@@ -143,7 +144,8 @@ impl KernelMover {
                 return Ok(());
             }
             found.say(at..part.start, Verdict::AsBefore);
-            // However many pages are tried again, a job that is to stop is soon noticed.
+            // One attempt looks at no more than `AREA_PAGES`, so that a job that is to stop is
+            // noticed soon.
             let end = part.end.min(area.pages.start.saturating_add(AREA_PAGES));
             at = part.start.max(end);
             self.gather_part(worker, area, part.start..at, (&mut wanted, most), found)?;
@@ -157,7 +159,7 @@ impl KernelMover {
         Ok(())
     }
 
-    /// Finds pages of a part until `most` are found.
+    /// Finds pages in one part until `most` are found.
     fn gather_part(
         &self,
         worker: &Worker,
@@ -176,7 +178,7 @@ impl KernelMover {
             let chunk = at..((at / step + 1) * step).min(part.end);
             let looked = Looked::at(process, leg, chunk, &mut found.counters)?;
             if leg.unit == 1 && looked.is_empty() {
-                // Processes reserve addresses by terabytes.
+                // Skip reserved addresses at once: processes may have terabytes of them.
                 let end = process.skip_absent(looked.pages.end, part.end);
                 found.say(at..end, Verdict::Left(Some(Reason::Absent)));
                 at = end;
@@ -195,7 +197,7 @@ impl KernelMover {
                         at += leg.unit;
                     }
                 }
-                // A huge page that did not move is tried as a whole, page by page.
+                // The call takes all base pages of a huge page that did not move as one.
                 let within = leg.maybe_huge && !at.is_multiple_of(HUGE_PAGES);
                 if *wanted >= most && within && is_apart(at) && at < looked.pages.end {
                     *wanted = most - 1;
@@ -210,7 +212,7 @@ impl KernelMover {
         Ok(())
     }
 
-    /// Leaves pages out of the list that have no room on their node.
+    /// Removes pages from the list for which their node has no room.
     fn fit(&self, worker: &Worker, area: &Area, found: &mut Found) {
         let leg = &self.legs[area.leg];
         let rooms = &self.manner.rooms;
@@ -223,14 +225,14 @@ impl KernelMover {
         };
         let mut left: BTreeMap<NodeId, (u64, u64)> = BTreeMap::new();
         let process = &self.processes[leg.process];
-        // The last block that was looked at, and whether it has to stay.
+        // The last block of 2 MB, and whether its pages have to stay.
         let (mut last, mut stays) = (None, false);
         for entry in std::mem::take(&mut found.list) {
             let needs = entry.span * BASE_PAGE as u64;
             let (bytes, blocks) = left.entry(entry.node).or_insert_with(|| now(entry.node));
             let block = entry.page / HUGE_PAGES;
             if last.replace(block) != Some(block) {
-                // A page counts as huge if the kernel cannot tell.
+                // If the kernel cannot tell whether a page is huge, it counts as huge.
                 let is_huge = leg.maybe_huge
                     && !worker.is_apart(leg, entry.page)
                     && (*blocks > 0 || process.is_huge(entry.page) != Some(false));
@@ -260,8 +262,9 @@ impl KernelMover {
         let leg = &self.legs[area.leg];
         let process = &self.processes[leg.process];
         let mut list = std::mem::take(&mut found.list);
-        // Pages for one node form a batch of the kernel. A folio with parts for two nodes ends on
-        // the later one, which differs from folio to folio if the list ascends.
+        // Neighbours of the list that go to one node form a batch of the kernel, so sorting by node
+        // makes large batches. Where there may be folios, the list stays ascending: then a folio
+        // with parts for two nodes ends up on the later one, which differs from folio to folio.
         if !leg.may_have_folios {
             list.sort_by_key(|entry| (entry.node, entry.page));
         }
@@ -290,7 +293,7 @@ impl KernelMover {
                     moved += self.arrived(worker, leg, entry, found)?;
                     continue;
                 }
-                // The kernel has just taken and put back the huge page that this is a part of.
+                // The kernel has just isolated and put back the huge page that this is a part of.
                 Fate::NotTried | Fate::Stays(Errno(libc::EBUSY))
                     if apart && stuck == Some(block) =>
                 {
@@ -312,7 +315,7 @@ impl KernelMover {
         if moved > 0 {
             worker.moved = Instant::now();
         }
-        // Pages that stay take time, too. If most do, they count.
+        // Pages that stay take time, too. If most pages stay, all tried ones count.
         let tried: u64 = list.iter().map(|entry| entry.span).sum();
         let counted = if moved * 2 >= tried { moved } else { tried };
         moved += self.came_along(leg, found)?;
@@ -321,8 +324,9 @@ impl KernelMover {
         Ok(())
     }
 
-    /// If the process has ended or runs another program, the findings may be about that one: all
-    /// pages that were to be tried are said to have ended. Returns whether that is so.
+    /// If the process has ended or runs another program, the findings may be about that program, so
+    /// all pages that were to be tried get the verdict of an ended process. Returns whether that is
+    /// so.
     fn forget_if_gone(&self, worker: &Worker, process: &Process, found: &mut Found) -> bool {
         let is_gone = process.is_gone();
         if is_gone {
@@ -333,8 +337,8 @@ impl KernelMover {
         is_gone
     }
 
-    /// An entry lies on its node now. Looks whether all did that was to move with it, and returns
-    /// how many pages did.
+    /// Called when an entry has arrived on its node. Checks whether the whole span of the entry
+    /// has, and returns how many pages did.
     fn arrived(
         &self,
         worker: &mut Worker,
@@ -356,8 +360,8 @@ impl KernelMover {
         Ok(span)
     }
 
-    /// Pages behind the last one of the list may have moved with it. They count, so that a rate is
-    /// kept. Returns how many.
+    /// Counts pages behind the last one of the list that have moved with it as part of its folio,
+    /// because they count for a rate limit. Returns how many.
     fn came_along(&self, leg: &Leg, found: &mut Found) -> Result<u64, (Call, Errno)> {
         let (first, before) = std::mem::take(&mut found.behind);
         let pages = first..first + before.len() as u64;
@@ -388,7 +392,7 @@ impl KernelMover {
     ) -> Verdict {
         match fate {
             Fate::Stays(Errno(libc::EACCES)) if !self.manner.shared => {
-                // A forked child shares all memory until it ends or writes.
+                // A forked child shares all memory until it ends, or writes to it.
                 let may_end = matches!(self.manner.persistence, Persistence::Without(_));
                 match self.once_more(worker, area, Reason::Shared) {
                     later @ Verdict::Later(_) if may_end && self.legs[area.leg].is_own => later,
@@ -396,13 +400,13 @@ impl KernelMover {
                 }
             }
             Fate::Gone => match process.why_absent(entry.page, 1)[0] {
-                // It may be back, or on its way elsewhere.
+                // Otherwise it may be present again, or is being migrated.
                 Reason::Absent => Verdict::Left(Some(Reason::Absent)),
                 _ if area.refused == 0 => Verdict::Later(Reason::InUse),
                 why => Verdict::Left(Some(why)),
             },
-            // It is present, and the kernel moves nothing of its mapping. On Linux 6.1 it may have
-            // been absent during the call, too.
+            // The page is present, and the kernel moves nothing of its mapping. On Linux 6.1,
+            // EFAULT may also mean that it was absent during the call.
             Fate::Stays(Errno(libc::EFAULT)) => match area.refused {
                 0 => Verdict::Later(Reason::Unmovable),
                 _ => Verdict::Left(Some(Reason::Unmovable)),
@@ -418,8 +422,8 @@ impl KernelMover {
         }
     }
 
-    /// The verdict on pages whose process has ended. Of several processes, it is no failure that
-    /// one ends: its memory needs no move any more.
+    /// The verdict on pages whose process has ended. Among several processes that is no failure,
+    /// because the memory of the ended one needs no move any more.
     fn gone(&self, why: Reason) -> Verdict {
         match self.manner.several {
             true => Verdict::Left(Some(why)),
@@ -431,7 +435,8 @@ impl KernelMover {
     fn once_more(&self, worker: &Worker, area: &Area, why: Reason) -> Verdict {
         let goes_on = match self.manner.persistence {
             Persistence::Tries(tries) => area.refused + 1 < tries,
-            // Looking at memory and keeping to a rate take time, too.
+            // Queries and pauses for a rate limit take time, too, so a page gets a few tries in any
+            // case.
             Persistence::Without(patience) => {
                 area.refused + 1 < LEAST_TRIES || worker.moved.elapsed() < patience
             }
@@ -461,7 +466,8 @@ impl KernelMover {
         gathered?;
         self.fit(worker, area, found);
         if found.list.is_empty() {
-            // If another program runs by now (`execve`), the answers were about its memory.
+            // If the process runs another program by now (`execve`), the answers may be about its
+            // memory.
             self.forget_if_gone(worker, &self.processes[self.legs[area.leg].process], found);
             return Ok(());
         }
@@ -470,7 +476,7 @@ impl KernelMover {
 }
 
 impl Worker {
-    /// Takes the parts of an area that are to be tried again.
+    /// Removes and returns the parts of an area that are to be tried again.
     fn take_late(&mut self, area: &Area) -> Vec<Range<u64>> {
         let Range { start, end } = area.pages;
         let inside = self.late.range((area.leg, start)..(area.leg, end));
@@ -479,8 +485,8 @@ impl Worker {
         keys.into_iter().filter_map(take).collect()
     }
 
-    /// Notes what is to be tried again: the verdict says so, or it was to be tried again and was
-    /// not reached.
+    /// Notes the pages to try again: those whose verdict says so, and those that were to be tried
+    /// again and were not reached.
     fn note_late(&mut self, area: &Area, runs: &Runs) {
         let later = runs.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Later(_)));
         for (pages, _) in later {
@@ -509,8 +515,7 @@ impl Worker {
         self.apart.contains(&(leg.process, page / HUGE_PAGES))
     }
 
-    /// Gives pages time that are to be tried again: once for each round, which may take several
-    /// attempts.
+    /// Pauses before pages are tried again: once for each round, which may take several attempts.
     fn pause_before(&mut self, area: &Area) {
         let [first, longest] = PAUSES;
         let round = (area.leg, area.refused);
@@ -550,12 +555,13 @@ impl Mover for KernelMover {
             let refused = Reason::Refused(call, errno);
             let verdict = match errno {
                 _ if process.is_gone() => self.gone(Reason::ProcessEnded),
-                // Its main thread has let go of the memory: the process is about to end, and has
-                // ended by the next try. Otherwise other threads go on without it.
+                // The main thread has given up the memory. Either the process is about to end, and
+                // has ended by the next try, or its other threads go on without the main thread.
                 Errno(libc::EINVAL) => self.once_more(worker, area, refused),
                 _ => Verdict::GivenUp(refused),
             };
-            // Nothing is known of pages that have moved before the refused query.
+            // Nothing is known of pages that have moved before the refused query, so all tried
+            // pages get this verdict.
             let all = worker.tried.iter().cloned();
             found.verdicts = all.map(|pages| (pages, verdict)).collect();
         }

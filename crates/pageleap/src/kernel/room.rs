@@ -1,14 +1,15 @@
-//! How much a node can take without memory being taken from others.
+//! How much a node can take before the kernel reclaims memory from others.
 //!
-//! Where free memory falls below a zone's *low* watermark, the kernel begins to reclaim: it drops
-//! page cache and swaps, until the zone is above its *high* watermark. Moving stops above that, and
-//! leaves a reserve for what others allocate meanwhile (Documentation/admin-guide/sysctl/vm.rst,
-//! `watermark_scale_factor`).
+//! When the free memory of a zone falls below its *low* watermark, the kernel begins to reclaim: it
+//! drops page cache and swaps, until the zone is above its *high* watermark
+//! (Documentation/admin-guide/sysctl/vm.rst, `watermark_scale_factor`). So moving stops above the
+//! high watermark, and leaves a reserve for allocations of others meanwhile.
 //!
-//! A huge page needs a free block of its size. Without one, `alloc_migration_target` of mm/migrate.c
-//! reclaims and compacts memory, and the huge page is split if that does not help. A page of hugetlb
-//! needs a free one of the pool. Without one, the kernel makes one of free memory, and takes one from
-//! the pool of the node that it came from, for good (`move_hugetlb_state` of mm/hugetlb.c).
+//! A huge page needs a free block of its size. Without one, `alloc_migration_target` of
+//! mm/migrate.c reclaims and compacts memory, and splits the huge page if that does not help. A
+//! hugetlb page needs a free page in the pool of the node. Without one, the kernel makes one from
+//! free memory, and removes one from the pool of the old node, for good (`move_hugetlb_state` of
+//! mm/hugetlb.c).
 
 use std::collections::BTreeMap;
 
@@ -21,18 +22,18 @@ use crate::units::{BASE_PAGE, NodeId};
 const RESERVE_PART: u64 = 64;
 /// But no more than this, in bytes.
 const MOST_RESERVE: u64 = 1 << 30;
-/// So many percent of a zone may be kept for allocations that cannot wait: it is free, and given to
-/// no others (`reserve_highatomic_pageblock` of mm/page_alloc.c).
+/// This percentage of a zone may be kept for allocations that cannot wait: it counts as free, and
+/// is given to no others (`reserve_highatomic_pageblock` of mm/page_alloc.c).
 const HIGHATOMIC_PERCENT: u64 = 1;
 
 /// A block of 2 MB has 2 to the power of this many base pages.
 const HUGE_ORDER: usize = (HUGE / BASE_PAGE).ilog2() as usize;
 
-/// Memory that stays free on nodes.
+/// The memory that has to stay free, by node. A node that is not in the map may be filled.
 #[derive(Debug, Default)]
 pub(super) struct Rooms(BTreeMap<NodeId, Kept>);
 
-/// Memory that stays free on a node.
+/// The memory that has to stay free on a node.
 #[derive(Debug, Default, PartialEq)]
 struct Kept {
     /// In bytes.
@@ -51,7 +52,7 @@ impl Rooms {
         Ok(Rooms(nodes.map(|node| (node, kept(&text, node))).collect()))
     }
 
-    /// Nodes may be filled.
+    /// No limits: nodes may be filled.
     pub(super) fn unlimited() -> Rooms {
         Rooms::default()
     }
@@ -66,15 +67,15 @@ impl Rooms {
         free(&text).saturating_sub(kept.bytes)
     }
 
-    /// For how many transparent huge pages a node has free blocks. A node whose blocks cannot be read
-    /// has none.
+    /// The number of transparent huge pages for which a node has free blocks. A node whose blocks
+    /// cannot be read has none.
     pub(super) fn blocks_now(&self, node: NodeId) -> u64 {
         let Some(kept) = self.0.get(&node) else { return u64::MAX };
         let text = SysFiles::host().text("proc/buddyinfo").unwrap_or_default();
         free_blocks(&text, node, &kept.zones)
     }
 
-    /// How many pages of hugetlb of a size a node has free that no mapping has reserved.
+    /// The number of free hugetlb pages of a size on a node that no mapping has reserved.
     pub(super) fn hugetlb_now(&self, node: NodeId, page_bytes: u64) -> u64 {
         if !self.0.contains_key(&node) {
             return u64::MAX;
@@ -92,7 +93,8 @@ impl Rooms {
     }
 }
 
-/// Huge pages of 2 MB that fit into free blocks of a node, beside the pages that its zones keep.
+/// The number of huge pages of 2 MB that fit into free blocks of a node, without the pages that its
+/// zones keep.
 fn free_blocks(buddyinfo: &str, node: NodeId, kept: &BTreeMap<String, u64>) -> u64 {
     let head = format!("Node {}, zone", node.0);
     let of_zone = |zone: &str| {
@@ -116,9 +118,9 @@ fn free(meminfo: &str) -> u64 {
     kb.unwrap_or(0) << 10
 }
 
-/// Memory that stays free on a node: in each zone the high watermark and the pages that the zone
-/// protects from allocations of higher zones (`lowmem_reserve`); those that may be kept for
-/// allocations that cannot wait (`MIGRATE_HIGHATOMIC`); and the reserve.
+/// The memory that has to stay free on a node: in each zone the high watermark and the pages that
+/// the zone protects from allocations of higher zones (`lowmem_reserve`); the pages that may be
+/// kept for allocations that cannot wait (`MIGRATE_HIGHATOMIC`); and the reserve.
 fn kept(zoneinfo: &str, node: NodeId) -> Kept {
     let head = format!("Node {}, zone", node.0);
     let (mut inside, mut name, mut zone) = (false, String::new(), Zone::default());
@@ -145,7 +147,7 @@ fn kept(zoneinfo: &str, node: NodeId) -> Kept {
             "high" => zone.high = zone.high.max(value.parse().unwrap_or(0)),
             "managed" => zone.managed = value.parse().unwrap_or(0),
             "protection:" => zone.protection = largest(line),
-            // The lines behind it are about CPUs, and have the same names.
+            // The lines from here on are about CPUs, and use the same names.
             "pagesets" => inside = false,
             _ => {}
         }
@@ -233,7 +235,7 @@ Node 11, zone   Normal     0      0      0      0      0      0      0      0   
 ";
         let all = BTreeMap::from([("DMA".to_owned(), 3840)]);
         let free = |node| free_blocks(text, NodeId(node), &all);
-        // The first zone keeps all that it has.
+        // The first zone has to keep all of its pages.
         assert_eq!([free(0), free(1), free(11), free(2)], [9 + 2 * 356, 0, 1 + 4 * 2, 0]);
         let most = BTreeMap::from([("Normal".to_owned(), 512 * 8 + 1)]);
         assert_eq!(free_blocks(text, NodeId(11), &most), 0);
@@ -245,7 +247,7 @@ Node 11, zone   Normal     0      0      0      0      0      0      0      0   
     fn this_machine_tells_its_room() {
         let node = crate::topology::Topology::read().unwrap().nodes()[0].id;
         let rooms = Rooms::of([node].into_iter()).unwrap();
-        // Where files fill the memory, no room is left, but some memory is free.
+        // Where the page cache fills the memory, no room is left, but some memory is free.
         assert!(rooms.now(node) < u64::MAX);
         let path = format!("/sys/devices/system/node/node{}/meminfo", node.0);
         let text =

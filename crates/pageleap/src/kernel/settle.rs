@@ -1,8 +1,8 @@
-//! Where the pages of a job lie at its end.
+//! Queries once more, at the end of a job, where its pages lie, and corrects their outcomes.
 //!
-//! The kernel moves folios as a whole, and not all of them are seen beforehand. A call may take pages
-//! along that had been dealt with, and says of others that they are in use although they come along.
-//! So the last word is that of a query at the end.
+//! This is needed because the kernel moves folios as a whole, and not all folios are visible
+//! beforehand. A call may move pages along that already had an outcome, and may report pages as in
+//! use that did move along.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,11 +17,11 @@ use crate::job::outcomes::{PageOutcome, State};
 use crate::job::report::{Warning, WarningKind};
 use crate::units::{BASE_PAGE, Call, NodeId};
 
-/// Pages that a job asks about at its end when it is to stop, at most: those of 4 GB, which takes
-/// less than a second. (In unit tests fewer, so that they meet the bound.)
+/// The most pages that a job queries at its end if it was told to stop: those of 4 GB, which takes
+/// less than a second. (Unit tests have fewer, so that they reach the bound.)
 const MOST_WHEN_STOPPED: usize = if cfg!(test) { 4096 } else { 1 << 20 };
 
-/// The answer about a page of which something else is noted.
+/// An answer that contradicts the noted outcome of a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Now {
     Arrived,
@@ -29,16 +29,17 @@ enum Now {
 }
 
 impl KernelMover {
-    /// Asks where pages lie that have moved or were tried in vain, and corrects their outcomes. If
-    /// there are several targets, it asks about pages that needed no move, too: the rest of their
-    /// folio may have been for another one. Pages of a process that has ended keep their outcome.
+    /// Queries the pages that have moved or were tried in vain, and corrects their outcomes. If
+    /// there are several destinations, it also queries pages that needed no move, because the rest
+    /// of their folio may have had another one. Pages of a process that has ended keep their
+    /// outcome.
     ///
-    /// A page that has left its node again has moved, if all pages have the same target: somebody
-    /// else has moved it on. If there are several, another part of its folio may have been for
-    /// another one, and the page has not come where it belongs.
+    /// If a page has left its node again, the outcome depends on the number of destinations. With
+    /// one, the page has moved, and somebody else has moved it on. With several, another part of
+    /// its folio may have had another destination, and the page is not where it belongs.
     ///
-    /// A job that is to stop asks about [`MOST_WHEN_STOPPED`] pages. The others keep the outcome of
-    /// their last call, which the report says.
+    /// A job that was told to stop queries [`MOST_WHEN_STOPPED`] pages. The others keep the outcome
+    /// of their last call, of which the report warns.
     ///
     /// `is_ours`: whether this mover has moved the pages of a leg.
     pub(crate) fn settle(&self, books: Books<'_>, is_ours: impl Fn(usize) -> bool) {
@@ -67,7 +68,7 @@ impl KernelMover {
         }
     }
 
-    /// Returns whether something else was noted.
+    /// Returns whether an outcome was corrected.
     fn settle_pages(
         &self,
         leg: &Leg,
@@ -116,7 +117,8 @@ impl KernelMover {
     }
 }
 
-/// Whether so many pages may be asked about. `left`: how many a job that is to stop may ask about.
+/// Whether this many pages may be queried. `left`: how many a job that was told to stop may still
+/// query.
 fn may_ask(pages: usize, left: &mut usize, books: Books<'_>) -> bool {
     if !books.is_to_stop() {
         return true;
@@ -133,7 +135,7 @@ fn may_ask(pages: usize, left: &mut usize, books: Books<'_>) -> bool {
     less.is_some()
 }
 
-/// Whether pages of this outcome may lie elsewhere by now because of the job, or have been moved on.
+/// Whether pages with this outcome may have moved because of the job since, or have been moved on.
 fn may_have_changed(state: State, has_one_target: bool) -> bool {
     match state {
         (PageOutcome::Migrated | PageOutcome::Failed | PageOutcome::Busy, _) => true,
@@ -142,7 +144,7 @@ fn may_have_changed(state: State, has_one_target: bool) -> bool {
     }
 }
 
-/// The pages of which something else is true than is noted, in runs.
+/// The pages whose noted outcome is wrong, in runs.
 fn changed(
     leg: &Leg,
     pages: &[(u64, PageOutcome)],
@@ -150,7 +152,7 @@ fn changed(
 ) -> Vec<(Range<u64>, PageOutcome, Now)> {
     let mut runs: Vec<(Range<u64>, PageOutcome, Now)> = Vec::new();
     for ((page, before), status) in pages.iter().zip(status) {
-        // A page that is absent now may have moved, and gone since.
+        // A page that is absent now may have moved before.
         let Ok(on) = u32::try_from(*status) else { continue };
         let is_there = leg.node_of(*page) == NodeId(on);
         let was_tried = matches!(before, PageOutcome::Failed | PageOutcome::Busy);

@@ -1,4 +1,4 @@
-//! The process whose pages move: who it is, and whether it still is.
+//! The process whose pages move, and whether it still runs the program whose memory was read.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -15,12 +15,12 @@ use crate::units::BASE_PAGE;
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 
-/// A process, and what tells whether it has ended or runs another program.
+/// A process, with the descriptors that tell whether it has ended or runs another program.
 pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) calls: Box<dyn Calls>,
-    /// `None` for this process, and where a seccomp filter refuses the call: then the start time
-    /// alone tells.
+    /// `None` for this process, and where a seccomp filter refuses the call; then only the start
+    /// time tells.
     pidfd: Option<PidFd>,
     /// `None` for this process.
     image: Option<Image>,
@@ -36,7 +36,7 @@ impl Process {
         let pid = memory.pid;
         let number = NumberForCalls::of(pid)?;
         let own = number.is_own();
-        // Opened before the start time is compared, so that both tell of one process.
+        // Opened before the start time is compared, so that both are about one process.
         let pidfd = match PidFd::open(pid as i32) {
             _ if own => None,
             Ok(pidfd) => Some(pidfd),
@@ -47,7 +47,7 @@ impl Process {
             // It has ended, or a seccomp filter refuses the call.
             Err(_) => None,
         };
-        // The thread by which the memory was read may have ended since.
+        // The thread through which the memory was read may have ended since.
         let thread = Image::of(pid).map_or(pid, |now| now.thread);
         let path = process::by_thread(pid, thread, "pagemap");
         let pagemap = match File::open(&path) {
@@ -66,7 +66,7 @@ impl Process {
         };
         match found.calls.query(&[], &mut []) {
             _ if found.is_gone() => Err(process::ended(pid)),
-            // `/proc` shows it, and the kernel does not know it.
+            // `/proc` shows the process, but the kernel does not know its number.
             Err(Errno(libc::ESRCH)) => Err(process::other_namespace(pid)),
             Err(Errno(libc::EINVAL)) => Err(Error::BadArgument {
                 what: "process",
@@ -80,7 +80,7 @@ impl Process {
         }
     }
 
-    /// A process whose memory is modelled. It ends when its calls say so.
+    /// A process with modelled memory. It ends when its calls say so.
     #[cfg(all(test, not(any(shuttle, miri))))]
     pub(super) fn modelled(pid: u32, calls: Box<dyn Calls>) -> Process {
         Process { pid, calls, pidfd: None, image: None, pagemap: None }
@@ -95,18 +95,18 @@ impl Process {
             || Image::of(self.pid).map_or_else(|e| e.is_usage(), |now| !image.may_be(&now))
     }
 
-    /// Whether its memory is no longer the one that it had when it was opened. The file belongs to
-    /// that memory, and has nothing to tell when the memory is gone (`pagemap_read` in
+    /// Whether its memory is no longer the one that it had when it was opened. An open pagemap
+    /// belongs to that memory, and is empty once the memory is gone (`pagemap_read` in
     /// fs/proc/task_mmu.c).
     fn has_other_memory(&self) -> bool {
         let mut entry = [0; size_of::<u64>()];
         self.pagemap.as_ref().is_some_and(|file| file.read_at(&mut entry, 0) == Ok(0))
     }
 
-    /// The first page from `page` on, and before `end`, that is present or swapped out; `end` if
-    /// there is none, and `page` if that is not known.
+    /// The first page in `page..end` that is present or swapped out; `end` if there is none, and
+    /// `page` if that is not known.
     pub(super) fn skip_absent(&self, page: u64, end: u64) -> u64 {
-        /// Entries that are read at a time where the kernel cannot scan.
+        /// Pagemap entries that are read at a time where the kernel has no PAGEMAP_SCAN.
         const ENTRIES: u64 = 32 << 10;
         let Some(file) = &self.pagemap else { return page };
         let query =
@@ -139,7 +139,7 @@ impl Process {
         end
     }
 
-    /// Whether a page is mapped by a huge page, where the kernel tells it (Linux 6.7).
+    /// Whether a huge page maps the page; `None` where the kernel cannot tell (before Linux 6.7).
     pub(super) fn is_huge(&self, page: u64) -> Option<bool> {
         let all_of = page_is::PRESENT | page_is::HUGE;
         let query = PageQuery { all_of, tell: page_is::HUGE, ..PageQuery::default() };
@@ -151,7 +151,7 @@ impl Process {
         found.ok().map(|(count, _)| count > 0)
     }
 
-    /// Why consecutive pages have no node, by what pagemap says of each.
+    /// Why consecutive pages have no node, by their pagemap entries.
     pub(super) fn why_absent(&self, first: u64, pages: usize) -> Vec<Reason> {
         let mut entries = vec![0u8; pages * size_of::<u64>()];
         let offset = first * size_of::<u64>() as u64;
