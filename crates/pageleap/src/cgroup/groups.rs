@@ -1,9 +1,9 @@
-//! Which groups of a hierarchy this process is in, and which of them it can see.
+//! Finds the groups of a cgroup hierarchy that this process is in, and which of them it can see.
 //!
-//! `/proc/self/cgroup` names the process's group, and `/proc/self/mountinfo` where a hierarchy is
-//! mounted and which group its top directory is (cgroups(7), cgroup_namespaces(7)). A cgroup
-//! namespace, a mount of a part, or a directory that is mounted over hide groups. Their limits apply
-//! all the same.
+//! `/proc/self/cgroup` names the group of the process. `/proc/self/mountinfo` tells where a
+//! hierarchy is mounted, and which group its top directory is (cgroups(7), cgroup_namespaces(7)).
+//! Groups can be hidden by a cgroup namespace, by a mount of only a part, and by a mount over a
+//! directory. Their limits apply all the same.
 
 use crate::topology::{MountLine, SysFiles, unescaped};
 
@@ -37,8 +37,8 @@ struct Mount {
 /// Bytes of the longest path that the kernel writes (`PATH_MAX` without the final NUL).
 const MAX_PATH: usize = 4095;
 
-/// The groups of the process that the controller may limit. A controller is in one hierarchy: that
-/// of version 1 which lists it, or else version 2.
+/// The groups of the process that the controller may limit. A controller belongs to one hierarchy:
+/// the one of version 1 that lists it, otherwise that of version 2.
 pub(super) fn groups(files: &SysFiles, controller: &str) -> Groups {
     let none = |version, hidden: &str| Groups {
         version,
@@ -82,7 +82,7 @@ fn steps(path: &str) -> Vec<&str> {
     path.split('/').filter(|step| !step.is_empty()).collect()
 }
 
-/// A line of mountinfo, if it is a hierarchy with this controller, or of version 2.
+/// Parses a line of mountinfo: a hierarchy with this controller, or of version 2.
 fn mount(line: &str, controller: &str) -> Option<Mount> {
     let line = MountLine::parse(line)?;
     let version = match line.filesystem {
@@ -101,7 +101,7 @@ fn visible(files: &SysFiles, mount: &Mount, own: &[&str]) -> Option<Groups> {
     let has = |directory: &str, file: &str| {
         matches!(files.text_if_there(&format!("{directory}/{file}")), Ok(Some(_)))
     };
-    // Where another file system is mounted over it, the group's files are missing.
+    // If another file system is mounted over it, the group's files are missing.
     let sign = match mount.version {
         Version::V1 => "notify_on_release",
         Version::V2 => "cgroup.controllers",
@@ -125,7 +125,7 @@ fn directories(mount: &str, below: &[&str]) -> Vec<String> {
     depths.map(|depth| [&[mount], &below[..depth]].concat().join("/")).collect()
 }
 
-/// The groups where hierarchies are usually mounted: of a recording without mountinfo.
+/// The groups at the usual mount points, for recordings without mountinfo.
 fn by_custom(files: &SysFiles, version: Version, steps: &[&str], controller: &str) -> Groups {
     let mounts = match version {
         Version::V1 => vec![format!("sys/fs/cgroup/{controller}")],
@@ -211,8 +211,8 @@ mod tests {
         assert!(hidden(&[own, ("proc/self/mountinfo", "")]).contains(nowhere));
         // Another file system is mounted over it.
         assert!(hidden(&[own, ("proc/self/mountinfo", MOUNT)]).contains(nowhere));
-        // A mount that was made outside of the namespace shows its top, and not which group of it
-        // is the process's.
+        // A mount that was made outside of the namespace shows its own top, and not which of its
+        // groups is the process's.
         let outer = "31 23 0:28 /../.. /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         let files =
             [own, ("proc/self/mountinfo", outer), ("sys/fs/cgroup/cgroup.controllers", "memory\n")];

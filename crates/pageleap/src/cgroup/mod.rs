@@ -1,5 +1,5 @@
-//! Limits of cgroups, versions 1 and 2, on memory and on huge pages of hugetlb, and the bytes that
-//! they leave to the process.
+//! Limits of cgroups (versions 1 and 2) on memory and on hugetlb pages, and how many bytes they
+//! leave to the process.
 
 mod groups;
 
@@ -51,14 +51,15 @@ pub fn memory(files: &SysFiles) -> Limits {
     limits(files, &groups, limit, usage, &droppable)
 }
 
-/// The memory limit that leaves less than `needed` bytes, of those that the process can see: for who
-/// asks often. Only where a group is nearly full this reads more than one file of each group. Swap
-/// that is free counts as left, because the kernel can make room by it. Where much was left a moment
-/// ago, nothing is read.
+/// The memory limit of a visible group that leaves less than `needed` bytes, or `None`. For callers
+/// that ask often: it reads more than one file of each group only where a group is nearly full, and
+/// nothing where much was left a moment ago. Free swap counts as left, because the kernel can make
+/// room by it.
 pub(crate) fn memory_short_of(needed: u64) -> Option<Limit> {
-    /// The least that all groups have left.
+    /// Bytes left in the fullest group.
     static LEFT: Fresh<u64> = Fresh::new();
-    /// What all threads of a machine take meanwhile at most: they fault in some GB per second.
+    /// The most that all threads of a machine take in the meantime: they fault in some GB per
+    /// second.
     const SINCE: u64 = 512 << 20;
     let is_plenty = |left: &u64| *left >= needed.saturating_add(SINCE);
     if LEFT.get(is_plenty) == Some(true) {
@@ -76,11 +77,11 @@ pub(crate) fn memory_short_of(needed: u64) -> Option<Limit> {
     (short.left.saturating_add(free_swap(&files, &short)) < needed).then_some(short)
 }
 
-/// The bytes up to the nearest limit of all groups that the process can see, without those of file
-/// pages that the kernel can drop. `None` if it is not known which groups these are.
+/// The bytes up to the nearest limit of all visible groups, not counting file pages that the kernel
+/// can drop. `None` if the groups are not known.
 fn least_left() -> Option<u64> {
-    /// The files of the limit and the usage of each group, found when `/proc/self/cgroup` had this
-    /// text.
+    /// The limit and usage file of each group, and the text of `/proc/self/cgroup` for which they
+    /// were found.
     type Found = (Vec<u8>, Vec<[String; 2]>);
     static FOUND: Mutex<Option<Found>> = Mutex::new(None);
     let memberships = pageleap_sys::read_own("cgroup").ok()?;
@@ -113,7 +114,7 @@ fn free_swap(files: &SysFiles, limit: &Limit) -> u64 {
     machine.min(group.unwrap_or(u64::MAX))
 }
 
-/// Names of the files of the limit and of the usage, and what precedes names in `memory.stat`.
+/// Names of the limit file and the usage file, and the prefix of names in `memory.stat`.
 fn memory_files(version: Version) -> [&'static str; 3] {
     match version {
         Version::V1 => ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_"],
@@ -157,7 +158,7 @@ fn limits(
         let file = format!("{directory}/{limit}");
         let max = match files.text_if_there(&file) {
             Ok(Some(text)) => text.trim().parse().unwrap_or(u64::MAX),
-            // The controller does not work in this group: those above count its pages.
+            // The controller is not enabled in this group, so the groups above count its pages.
             Ok(None) => continue,
             Err(_) => {
                 found.hidden = Some(format!("/{file} cannot be read"));

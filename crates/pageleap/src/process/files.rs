@@ -1,24 +1,25 @@
-//! The files of a process in `/proc`, and the thread by which its memory is found.
+//! The files of a process in `/proc`, and the thread through which its memory is read.
 //!
 //! A main thread may end while other threads go on (`pthread_exit` in `main`). It stays a zombie,
 //! and the kernel takes its memory away: `/proc/PID/smaps` is empty, and `move_pages(2)` of its
-//! number fails with EINVAL. Both go on by the number of any other thread of the process
-//! (`find_mm_struct` in mm/migrate.c, `proc_mem_open` in fs/proc/base.c), since all share the
-//! memory.
+//! number fails with EINVAL. Both still work with the number of any other thread of the process
+//! (`find_mm_struct` in mm/migrate.c, `proc_mem_open` in fs/proc/base.c), because all threads share
+//! the memory.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 
 use crate::error::Error;
 
-/// Identity of the program that a process runs: its start time, and the places of code and stack.
-/// The kernel puts those of the next program elsewhere, and has none of a process that has ended.
+/// Identity of the program that a process runs: the start time of the process, and the addresses of
+/// code and stack. The kernel puts those of the next program elsewhere, and has none for a process
+/// that has ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Image {
     /// The thread by whose number the kernel finds the memory: the main thread, while it lives.
     pub(crate) thread: u32,
-    /// In ticks since the machine started. Tells whether the number is another process's now. It is
-    /// that of the main thread, also after its end.
+    /// Start time of the main thread, in ticks since the machine started. It stays when that thread
+    /// ends, and differs if the number belongs to another process now.
     start_time: u64,
     places: [u64; 2],
 }
@@ -28,10 +29,11 @@ impl Image {
     #[cfg(test)]
     pub(crate) const NONE: Image = Image { thread: 0, start_time: 0, places: [0; 2] };
 
-    /// Whether it may still be the same program. The kernel hides the places from a process that
-    /// may not look at them (any more).
+    /// Whether it may still be the same program. The kernel hides the addresses from a process that
+    /// may not (or no longer) look at them.
     pub(crate) fn may_be(&self, now: &Image) -> bool {
-        /// The kernel's number in place of an address (`do_task_stat` in fs/proc/array.c).
+        /// The values that the kernel shows instead of hidden addresses (`do_task_stat` in
+        /// fs/proc/array.c).
         const HIDDEN: [u64; 2] = [1, 0];
         self.start_time == now.start_time && (self.places == now.places || now.places == HIDDEN)
     }
@@ -47,24 +49,24 @@ impl Image {
         }
         let other = threads(pid).into_iter().filter(|thread| *thread != pid).find_map(|thread| {
             let places = places(&text(pid, &by_thread(pid, thread, "stat")).ok()?);
-            // The first place is 0 without memory only.
+            // The first address is 0 only without memory.
             (places[0] != 0).then_some(Image { thread, start_time, places })
         });
         Ok(other.unwrap_or(main))
     }
 
-    /// Whether the kernel has said where code and stack lie. Half-way through an exec it has not.
+    /// Whether both addresses are set. Half-way through an exec they are not.
     pub(super) fn is_settled(&self) -> bool {
         !self.places.contains(&0)
     }
 
-    /// Whether both are of one process, whatever it runs.
+    /// Whether both are of one process, even if it runs another program.
     pub(super) fn is_of_same_process(&self, later: &Image) -> bool {
         self.start_time == later.start_time
     }
 }
 
-/// Where code and stack lie (`start_code`, `start_stack`): 0 without memory.
+/// The addresses of code and stack (`start_code`, `start_stack`); 0 without memory.
 fn places(stat: &str) -> [u64; 2] {
     let field = |number| stat_field(stat, number).and_then(|text| text.parse().ok());
     [26, 28].map(|number| field(number).unwrap_or(0))
@@ -85,7 +87,7 @@ pub(crate) fn path(pid: u32, file: &str) -> String {
     format!("/proc/{pid}/{file}")
 }
 
-/// The path of a file that tells of memory. It has to be read by a thread that has not ended.
+/// The path of a file about memory, which has to be read through a thread that has not ended.
 pub(crate) fn by_thread(pid: u32, thread: u32, file: &str) -> String {
     match thread == pid {
         true => path(pid, file),
@@ -104,7 +106,7 @@ pub(super) fn text_of(pid: u32, file: &str) -> Result<String, Error> {
 pub(super) fn text(pid: u32, path: &str) -> Result<String, Error> {
     let mut bytes = Vec::new();
     open(pid, path)?.read_to_end(&mut bytes).map_err(|e| unreadable(pid, path, &e))?;
-    // A name may be no text.
+    // A process may have a name that is not UTF-8.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -135,7 +137,7 @@ pub(super) fn name_of(pid: u32) -> Result<String, Error> {
     Ok(text.strip_suffix('\n').unwrap_or(&text).to_owned())
 }
 
-/// A process that has ended is no process any more: the same error as for one that never was.
+/// The error for a process that has ended: the same as for one that never was.
 pub(crate) fn ended(pid: u32) -> Error {
     Error::BadArgument {
         what: "process",
@@ -149,8 +151,8 @@ pub(super) fn main_thread_has_ended(pid: u32) -> bool {
     text_of(pid, "stat").is_ok_and(|stat| has_ended(&stat))
 }
 
-/// A field of `/proc/PID/stat`, from 3 on. The second one is the name in parentheses, which may
-/// have spaces and parentheses of its own.
+/// A field of `/proc/PID/stat`, by its number from 3 on. Field 2 is the name in parentheses, which
+/// may contain spaces and parentheses.
 fn stat_field(stat: &str, number: usize) -> Option<&str> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(number - 3)
 }

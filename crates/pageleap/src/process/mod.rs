@@ -1,8 +1,9 @@
-//! The memory of a process as the kernel describes it: of this one, or another that it may look at.
+//! The memory of a process as the kernel describes it: of this process, or of another that it may
+//! inspect.
 //!
-//! Nothing here touches a page of the process, or stops it. The files of `/proc` are read one after
-//! the other while the process goes on, so figures of a busy process differ by what it did
-//! meanwhile.
+//! Reading neither touches a page of the process nor stops it. The files of `/proc` are read one
+//! after the other while the process goes on, so the figures of a busy process may disagree by the
+//! changes in between.
 
 mod files;
 #[cfg(test)]
@@ -32,8 +33,8 @@ pub struct ProcessMemory {
     pub pid: u32,
     /// Its name (`/proc/PID/comm`), with control characters escaped.
     pub name: String,
-    /// Its numbers in the pid namespaces that it is in, the innermost last. One number if it is in
-    /// the namespace of this process.
+    /// Its numbers in its pid namespaces, the innermost last. One number if it is in the namespace
+    /// of this process.
     pub namespace_pids: Vec<u32>,
     /// The nodes that its cpuset allows (`Mems_allowed_list`). Empty if that is not known.
     pub allowed_nodes: Vec<NodeId>,
@@ -43,7 +44,7 @@ pub struct ProcessMemory {
     pub mappings: Vec<MappingMemory>,
     /// Parts that are missing, and why.
     pub warnings: Vec<String>,
-    /// Tells whether it is the same program later.
+    /// Identity of the program, by which a later program is recognised.
     pub(crate) image: Image,
 }
 
@@ -62,9 +63,9 @@ pub struct MappingMemory {
     /// Its file, or the kernel's name for it, such as `[heap]`, with control characters escaped.
     /// May be empty.
     pub name: String,
-    /// The memory policy in the kernel's words: `default` (that of the CPU which touches a page
-    /// first), `bind:0-1`, `prefer:1`. Of a mapping without a policy, the kernel tells that of the
-    /// main thread, or of the thread that a warning names. Empty if it is not known.
+    /// The memory policy in the kernel's words: `default` (the node of the CPU that touches a page
+    /// first), `bind:0-1`, `prefer:1`. For a mapping without a policy, the kernel shows the policy
+    /// of the main thread, or of the thread that a warning names. Empty if it is not known.
     pub policy: String,
     /// The page size of the mapping: 4096, unless it has reserved huge pages (hugetlb).
     pub page_bytes: u64,
@@ -72,8 +73,8 @@ pub struct MappingMemory {
     pub resident_bytes: u64,
     /// The part of it that is mapped by transparent huge pages.
     pub huge_bytes: u64,
-    /// Whether the kernel may have given it transparent huge pages, or smaller groups of pages
-    /// (`THPeligible` in smaps, Linux 5.0). `huge_bytes` counts only those that are mapped as such.
+    /// Whether the kernel may have given it transparent huge pages or smaller folios (`THPeligible`
+    /// in smaps, Linux 5.0). `huge_bytes` counts only huge pages that are mapped as such.
     pub may_be_huge: bool,
     /// Memory that has been swapped out.
     pub swapped_bytes: u64,
@@ -113,9 +114,9 @@ pub enum MappingKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Movable {
-    /// Yes, unless a page is pinned, which only an attempt shows.
+    /// Yes, except pinned pages, which only an attempt shows.
     Yes,
-    /// Those pages that are mapped once. The others ([`MappingMemory::shared_bytes`]) only on
+    /// Only pages that are mapped once. The others ([`MappingMemory::shared_bytes`]) move only on
     /// request (`MPOL_MF_MOVE_ALL`), which needs CAP_SYS_NICE.
     Partly,
     /// Nothing is present.
@@ -155,7 +156,7 @@ impl MappingKind {
 
     fn of(entry: &SmapsEntry) -> MappingKind {
         let name = entry.name.as_str();
-        // A file may have such a name, too, but not one that nobody can open any more.
+        // An ordinary file may have such a name, too, but not one that is deleted.
         let beginnings = ["/memfd:", "/SYSV", "/dev/zero"];
         let is_shared_memory = name.starts_with("/dev/shm/")
             || name.ends_with(" (deleted)") && beginnings.iter().any(|b| name.starts_with(b));
@@ -170,7 +171,7 @@ impl MappingKind {
             _ if name.starts_with("[anon_shmem:") || is_shared_memory => MappingKind::Shared,
             _ if name.starts_with("[anon:") => MappingKind::Anonymous,
             _ if name.starts_with('/') => MappingKind::File,
-            // `[vdso]`, and what has no path: `anon_inode:[io_uring]`, `socket:[7]`.
+            // `[vdso]`, and mappings without a path: `anon_inode:[io_uring]`, `socket:[7]`.
             _ => MappingKind::Special,
         }
     }
@@ -206,8 +207,8 @@ impl Movable {
     }
 }
 
-/// Whether the mapping has pages that the kernel does not manage as it does others (VM_IO,
-/// VM_PFNMAP, VM_MIXEDMAP): of devices, and of the kernel.
+/// Whether the mapping is special (VM_IO, VM_PFNMAP, VM_MIXEDMAP): its pages belong to a device or
+/// to the kernel, which manages them differently.
 fn is_unmanaged(entry: &SmapsEntry) -> bool {
     ["io", "pf", "mm"].iter().any(|flag| entry.has_flag(flag))
 }
@@ -220,8 +221,8 @@ impl ProcessMemory {
     /// [`Error::BadArgument`]: there is no such process. [`Error::SystemFile`]: this process may
     /// not look at it, or it ended meanwhile.
     pub fn read(pid: u32) -> Result<ProcessMemory, Error> {
-        /// A program that starts others all the time is not followed for ever. On a busy machine a
-        /// program may be half-way for long.
+        /// Bounds the wait for a process that executes programs all the time. On a busy machine an
+        /// exec may take long.
         const TRIES: u32 = 10;
         let mut before = Image::of(pid)?;
         for number in 0..TRIES {
@@ -248,7 +249,8 @@ impl ProcessMemory {
 
     /// Identity and limits of a process, without its mappings.
     pub(crate) fn identity(pid: u32) -> Result<ProcessMemory, Error> {
-        // The start time first: if the other files are those of a later program, it shows.
+        // The start time is read first, so that a later program shows if the other files are about
+        // it.
         let image = Image::of(pid)?;
         let status = text(pid, &by_thread(pid, image.thread, "status"))?;
         let mut warnings = Vec::new();
@@ -275,8 +277,8 @@ impl ProcessMemory {
         })
     }
 
-    /// Takes over entries of smaps or maps. Fields that the text lacks count as zero, and all memory
-    /// as if it was on one node.
+    /// Sets the mappings from entries of smaps or maps. Fields that the text lacks count as zero,
+    /// and all memory counts as lying on one node.
     pub(crate) fn set_mappings(&mut self, entries: &[SmapsEntry]) {
         self.mappings = mappings(entries, None);
     }
@@ -297,7 +299,7 @@ impl ProcessMemory {
             warnings.push(why_without_memory(pid));
         }
         let mappings = mappings(&smaps, numa_maps.as_deref());
-        // The kernel's own page at the end of the address space is in smaps alone.
+        // Only smaps has the kernel's own page at the end of the address space.
         let is_unknown = |m: &&MappingMemory| m.policy.is_empty() && m.kind != MappingKind::Special;
         match mappings.iter().filter(|m| numa_maps.is_some() && is_unknown(m)).count() {
             0 => {}
@@ -319,7 +321,7 @@ impl ProcessMemory {
         self.on_nodes_of(|_| true)
     }
 
-    /// Memory of mappings of a kind on each node.
+    /// Memory on each node, of the mappings that `counts` selects.
     pub fn on_nodes_of(&self, counts: impl Fn(&MappingMemory) -> bool) -> BTreeMap<NodeId, u64> {
         let mut sum = BTreeMap::new();
         for mapping in self.mappings.iter().filter(|mapping| counts(mapping)) {
@@ -343,15 +345,15 @@ fn why_without_memory(pid: u32) -> String {
     }
 }
 
-/// Joins what smaps and numa_maps say of each mapping, by its first address. Without numa_maps all
-/// memory lies on the one node.
+/// Joins smaps and numa_maps by the first address of each mapping. Without numa_maps all memory
+/// lies on the one node.
 fn mappings(smaps: &[SmapsEntry], numa_maps: Option<&str>) -> Vec<MappingMemory> {
     let lines = numa_maps.unwrap_or_default().lines();
     let by_start: BTreeMap<usize, NumaEntry<'_>> =
         lines.filter_map(NumaEntry::parse).map(|entry| (entry.start, entry)).collect();
     let mapping = |entry: &SmapsEntry| {
         let bytes = |name| (entry.kb(name) as u64) << 10;
-        // Reserved huge pages are in no Rss.
+        // Rss does not include reserved huge pages.
         let hugetlb = bytes("Private_Hugetlb") + bytes("Shared_Hugetlb");
         let numa = by_start.get(&entry.start);
         let resident_bytes = bytes("Rss") + hugetlb;
@@ -385,10 +387,10 @@ fn mappings(smaps: &[SmapsEntry], numa_maps: Option<&str>) -> Vec<MappingMemory>
     smaps.iter().map(mapping).collect()
 }
 
-/// On which node each page lies; `None` for a page that is not present. No page is touched.
+/// The node of each page; `None` for a page that is not present. No page is touched.
 ///
 /// # Errors
-/// If the kernel does not answer: the process has ended, or this process may not ask.
+/// The kernel refuses: the process has ended, or this process may not inspect it.
 pub fn nodes_of_pages(pid: u32, pages: &[usize]) -> Result<Vec<Option<NodeId>>, Error> {
     let mut status = vec![i32::MIN; pages.len()];
     let number = NumberForCalls::of(pid)?;
@@ -399,8 +401,8 @@ pub fn nodes_of_pages(pid: u32, pages: &[usize]) -> Result<Vec<Option<NodeId>>, 
     Ok(status.into_iter().map(node).collect())
 }
 
-/// The number by which `move_pages(2)` knows a process of `/proc`: 0 for this process, and else
-/// that of a thread that has not ended.
+/// The number by which `move_pages(2)` knows a process of `/proc`: 0 for this process, otherwise
+/// the number of a thread that has not ended.
 #[derive(Debug)]
 pub(crate) struct NumberForCalls {
     pid: u32,
@@ -412,7 +414,7 @@ impl NumberForCalls {
         let own = own_pid()?;
         let number = match i32::try_from(pid) {
             _ if pid == own => 0,
-            // The number would be that of another process.
+            // To the kernel, the number would be that of another process.
             _ if has_foreign_proc(own) => return Err(other_namespace(pid)),
             Ok(number) if number > 0 => Image::of(pid).map_or(number, |now| now.thread as i32),
             _ => return Err(may_not_ask(pid, &sys::Errno(libc::ESRCH).to_string())),
@@ -424,19 +426,19 @@ impl NumberForCalls {
         self.number.load(Relaxed) == 0
     }
 
-    /// Makes a call that asks for a number or moves pages, which may be made twice. If the thread
-    /// has ended, another one of the process is named.
+    /// Makes a call that takes such a number. If the thread has ended, the call is repeated with
+    /// another thread of the process, so it must be one that may be made twice.
     pub(crate) fn call<T>(
         &self,
         mut call: impl FnMut(i32) -> Result<T, sys::Errno>,
     ) -> Result<T, sys::Errno> {
-        /// A program whose threads all live shorter than a call is not followed for ever.
+        /// Bounds the repetitions for a program whose threads all live shorter than a call.
         const TRIES: u32 = 100;
         for _ in 0..TRIES {
             let number = self.number.load(Relaxed);
             let result = call(number);
             // The number of a main thread stays taken until the process has ended. That of another
-            // thread may be a thread of another process, by the time of the call.
+            // thread may already belong to another process at the time of the call.
             let may_be_wrong = matches!(result, Err(sys::Errno(libc::ESRCH | libc::EINVAL)))
                 || number != self.pid as i32;
             if number == 0 || !may_be_wrong {
@@ -454,16 +456,17 @@ impl NumberForCalls {
     }
 }
 
-/// Whether `/proc` is that of a pid namespace above the one of this process. It then shows a number
-/// of this process in each of them. The two may be the same.
+/// Whether `/proc` is that of a pid namespace above the one of this process. `/proc` then shows a
+/// number of this process for each of these namespaces; the numbers may be equal.
 fn has_foreign_proc(own: u32) -> bool {
     let status = text_of(own, "status").unwrap_or_default();
     let numbers = status_value(&status, "NStgid").unwrap_or_default().split_whitespace();
-    // A kernel without pid namespaces names none.
+    // A kernel without pid namespaces lists no numbers.
     numbers.count() > 1 || own != std::process::id()
 }
 
-/// `move_pages` would take the number of a process in `/proc` for that of another one.
+/// The error for a `/proc` of another pid namespace: `move_pages` would take its numbers for those
+/// of other processes.
 pub(crate) fn other_namespace(pid: u32) -> Error {
     Error::SystemFile {
         path: format!("move_pages of process {pid}"),
@@ -481,7 +484,7 @@ pub(crate) fn may_not_ask(pid: u32, reason: &str) -> Error {
     }
 }
 
-/// The number of this process in `/proc`, which may be that of another pid namespace.
+/// The number of this process in `/proc`, which may be mounted for another pid namespace.
 ///
 /// # Errors
 /// If `/proc` cannot be read.
@@ -501,7 +504,7 @@ pub fn processes() -> Result<Vec<(u32, String)>, Error> {
     let entries = std::fs::read_dir("/proc").map_err(|e| Error::system_file("/proc", &e))?;
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let mut found: Vec<(u32, String)> = pids
-        // It may have ended meanwhile.
+        // The process may have ended meanwhile.
         .filter_map(|pid| Some((pid, name_of(pid).ok()?)))
         .collect();
     found.sort();
@@ -532,7 +535,7 @@ pub fn descendants(root: u32) -> Result<Vec<u32>, Error> {
     }
 }
 
-/// The addresses that are mapped, in ascending order; none if they cannot be read.
+/// The mapped ranges of a process, ascending; none if they cannot be read.
 pub(crate) fn mapped_ranges(pid: u32) -> Vec<Range<usize>> {
     let thread = Image::of(pid).map_or(pid, |image| image.thread);
     let text = text(pid, &by_thread(pid, thread, "maps")).unwrap_or_default();

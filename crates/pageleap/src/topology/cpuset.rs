@@ -1,8 +1,8 @@
-//! The nodes and the CPUs that the process may use: what its status says, or the files of its
+//! The nodes and the CPUs that the process may use, from its status or from the files of its
 //! cpuset.
 //!
 //! Cgroups of version 2, cgroups of version 1 and the older file system `cpuset` show the same
-//! cpuset under different names. Where they are mounted the kernel says in `mountinfo`.
+//! cpuset under different file names. `mountinfo` tells where they are mounted.
 
 use pageleap_sys::MAX_NODES;
 
@@ -22,7 +22,7 @@ const CPUSET: &str = "proc/self/cpuset";
 const MOUNTINFO: &str = "proc/self/mountinfo";
 const MOUNTS: [&str; 2] = ["proc/self/mounts", "proc/mounts"];
 
-/// What the process may use. `None`: that is not known.
+/// The nodes and CPUs that the process may use. `None`: not known.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Allowed {
     pub(super) mems: Option<Vec<NodeId>>,
@@ -31,7 +31,7 @@ pub(super) struct Allowed {
     pub(super) has_no_cpusets: bool,
 }
 
-/// Reads what the process may use. `warn` gets what is damaged.
+/// Reads the nodes and CPUs that the process may use. `warn` gets an error for each damaged file.
 pub(super) fn allowed(files: &Bounded, warn: &mut dyn FnMut(Error)) -> Allowed {
     let status = files.text_if_there(STATUS).unwrap_or_else(|error| {
         warn(error);
@@ -59,7 +59,7 @@ pub(super) fn allowed(files: &Bounded, warn: &mut dyn FnMut(Error)) -> Allowed {
     Allowed { mems, cpus, has_no_cpusets }
 }
 
-/// What the cpuset of the process allows. Its affinity is not known.
+/// The nodes and CPUs that the cpuset of the process allows. Its affinity is not known.
 fn of_cpuset(files: &Bounded, warn: &mut dyn FnMut(Error)) -> Allowed {
     let found = Group::of_process(files).unwrap_or_else(|error| {
         warn(error);
@@ -180,7 +180,7 @@ impl Group {
         })
     }
 
-    /// What the group may use: `mems` or `cpus`.
+    /// The nodes (`mems`) or CPUs (`cpus`) that the group may use.
     fn list(&self, files: &Bounded, name: &str, end: usize) -> Result<Option<Vec<usize>>, Error> {
         let own = self.directories().next().unwrap_or_default();
         // Something else may be mounted where the group was.
@@ -189,7 +189,7 @@ impl Group {
         }
         let prefix = self.kind.prefix();
         let (names, depth) = match self.kind {
-            // A group without files of its own uses what the group above it may use.
+            // A group without files of its own may use the same as the group above it.
             Kind::Unified => (vec![format!("{prefix}{name}.effective")], usize::MAX),
             _ => (vec![format!("{prefix}effective_{name}"), format!("{prefix}{name}")], 1),
         };

@@ -1,4 +1,4 @@
-//! What reading may cost: limits for one file, or for all files of one machine together.
+//! Limits on the cost of reading, for one file or for all files of one machine together.
 //!
 //! A machine has thousands of files, and each of them is bounded. All of them together are bounded
 //! too, far above what any kernel has, so that a hostile directory cannot keep a reader busy.
@@ -11,13 +11,13 @@ use pageleap_sys::Errno;
 const MAX_OPENED: usize = 1 << 17;
 /// Most bytes that are read: 5 KB of each node, and as much again for its CPUs.
 const MAX_BYTES: usize = 128 << 20;
-/// Most entries of directories. Of the larger directories of a node none is listed.
+/// Most entries of directories. The larger directories of a node are not listed.
 const MAX_ENTRIES: usize = 1 << 18;
-/// Most steps of paths that symbolic links lead along. Of the paths that are read, the kernel has
-/// a link in `/proc/self` only.
+/// Most path steps behind symbolic links. Among the paths that are read, the kernel has such a link
+/// only in `/proc/self`.
 const MAX_STEPS: usize = 1 << 18;
 
-/// What reading may still cost.
+/// The cost that reading may still have.
 #[derive(Debug)]
 pub(super) struct Effort {
     opened: Cell<usize>,
@@ -37,28 +37,29 @@ impl Effort {
         }
     }
 
-    /// One more file or directory is opened.
+    /// Counts a file or directory that is opened.
     pub(super) fn take_file(&self) -> Result<(), Errno> {
         take(&self.opened, 1)
     }
 
-    /// Bytes were read.
+    /// Counts bytes that were read.
     pub(super) fn take_bytes(&self, bytes: usize) -> Result<(), Errno> {
         take(&self.bytes, bytes)
     }
 
-    /// Entries of a directory were listed.
+    /// Counts entries of a directory that were listed.
     pub(super) fn take_entries(&self, entries: usize) -> Result<(), Errno> {
         take(&self.entries, entries)
     }
 
-    /// A symbolic link leads along a path of so many steps.
+    /// Counts the steps of a path that a symbolic link leads along.
     pub(super) fn take_steps(&self, steps: usize) -> Result<(), Errno> {
         take(&self.steps, steps)
     }
 }
 
-/// Takes `amount` from what is left. EDQUOT, which reading never gives, says that it is too much.
+/// Takes `amount` from the rest. Fails with EDQUOT, which reading itself never returns, if the rest
+/// is smaller.
 fn take(left: &Cell<usize>, amount: usize) -> Result<(), Errno> {
     let rest = left.get().checked_sub(amount);
     left.set(rest.unwrap_or(0));

@@ -1,7 +1,7 @@
 //! The kernel's files below a directory, read as if an attacker had written them.
 //!
-//! In a container, the maker of the container has chosen what is mounted at `/sys` and `/proc`.
-//! With `--sysroot` the user names any directory at all. Three rules follow:
+//! In a container, its maker chooses the file systems at `/sys` and `/proc`. With `--sysroot` the
+//! user names any directory at all. Three rules follow:
 //!
 //! * No path leads out of the directory. Symbolic links inside the directory are followed, because
 //!   sysfs is made of them (`node0/cpu0` leads to `../../cpu/cpu0`). With `openat2` (Linux 5.6) the
@@ -65,7 +65,7 @@ enum Resolve {
     Walk,
 }
 
-/// What a path has to lead to.
+/// The kind of file that a path has to lead to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     File,
@@ -78,7 +78,7 @@ impl SysFiles {
         SysFiles::at("/")
     }
 
-    /// The files below another directory: that of a container, or one recorded on another machine.
+    /// The files below another directory: a container's, or a recording of another machine.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         SysFiles { root: root.into(), resolve: Resolve::Kernel }
     }
@@ -106,7 +106,7 @@ impl SysFiles {
         Bounded::new(self).text_if_there(path)
     }
 
-    /// The text of a file that has a part for each CPU, which may be large.
+    /// The text of a file with a part for each CPU, which may be large.
     pub(crate) fn text_by_cpu(&self, path: &str) -> Result<String, Error> {
         let text = self.text_within(path, MAX_BYTES_BY_CPU, &Effort::new())?;
         text.ok_or_else(|| self.missing(path))
@@ -181,11 +181,11 @@ impl SysFiles {
         escaped(&self.root.join(path).display().to_string())
     }
 
-    /// Opens what `path` leads to if it is of the wanted kind. Anything else is not opened, except
-    /// if the path changes at this very moment.
+    /// Opens the target of `path` if it is of the wanted kind. Anything else is not opened, unless
+    /// the path changes at this very moment.
     ///
-    /// Of this machine, `proc/self` is what the calling thread sees: the main thread, which it would
-    /// be otherwise, may have ended (`pageleap_sys::open_own`).
+    /// On this machine, `proc/self` is read as the calling thread sees it, because the main thread
+    /// may have ended (`pageleap_sys::open_own`).
     fn open(&self, path: &str, wanted: Wanted, effort: &Effort) -> Result<File, Refusal> {
         let own = path.strip_prefix("proc/self/").filter(|_| self.is_host());
         if let Some(name) = own
@@ -227,8 +227,8 @@ impl SysFiles {
     ) -> Result<OwnedFd, Errno> {
         if self.resolve == Resolve::Kernel {
             match open_beneath(root, path, flags) {
-                // ELOOP: a symbolic link; how far it leads has to be counted. ENOSYS: an older
-                // kernel. ENOSYS or EPERM: a filter refuses the call. EAGAIN: a directory was moved
+                // ELOOP: a symbolic link, whose steps have to be counted. ENOSYS: an older kernel.
+                // ENOSYS or EPERM: a filter refuses the call. EAGAIN: a directory was moved
                 // meanwhile.
                 Err(Errno(libc::ELOOP | libc::ENOSYS | libc::EPERM | libc::EAGAIN)) => {}
                 other => return other,
@@ -365,7 +365,7 @@ impl<'a> Bounded<'a> {
     }
 }
 
-/// Why something was not opened.
+/// Why a path was not opened.
 enum Refusal {
     /// The root directory cannot be opened.
     Root(io::Error),

@@ -53,8 +53,8 @@ pub(super) fn parse_map(text: &str, end: usize) -> Result<Vec<usize>, String> {
     Ok(ids)
 }
 
-/// The numbers in the names that are `prefix` and digits, in ascending order. Other names are not
-/// meant. Every number is below `end`.
+/// The numbers in names that consist of `prefix` and digits, in ascending order. Other names are
+/// skipped. Every number is below `end`.
 pub(super) fn numbered(names: &[String], prefix: &str, end: usize) -> Result<Vec<usize>, String> {
     let digits = names.iter().filter_map(|name| {
         let digits = name.strip_prefix(prefix)?;
@@ -75,7 +75,7 @@ pub(super) fn numbered(names: &[String], prefix: &str, end: usize) -> Result<Vec
 /// A line of `/proc/PID/mountinfo` (proc_pid_mountinfo(5)), with its escapes:
 /// `36 35 98:0 /top /place rw - cgroup cgroup rw,cpuset`.
 pub(crate) struct MountLine<'a> {
-    /// What of the file system lies at the top of the mount.
+    /// The path inside the file system that is the top of the mount.
     pub(crate) top: &'a str,
     /// Where it is mounted.
     pub(crate) place: &'a str,
@@ -159,7 +159,7 @@ pub(super) fn meminfo(text: &str) -> Result<(u64, u64), String> {
     let needed = |name: &str| bytes(name)?.ok_or_else(|| format!("it has no {name}"));
     let total = needed("MemTotal")?;
     let mut free = needed("MemFree")?;
-    // Older kernels have not all of these.
+    // Older kernels lack some of these.
     for name in ["Active(file)", "Inactive(file)", "SReclaimable"] {
         free = free.saturating_add(bytes(name)?.unwrap_or(0));
     }
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(available("MemTotal: 9 kB\nMemAvailable:  7 kB\n"), Ok(7 << 10));
         assert!(available("MemTotal: 9 kB\n").is_err() && available("MemAvailable: x\n").is_err());
         assert_eq!(meminfo("Node 3 MemTotal: 0 kB\nNode 3 MemFree: 0 kB\n"), Ok((0, 0)));
-        // A counter that is a little behind does not make more free than there is.
+        // A counter that lags behind does not make more memory free than there is.
         let ahead = "MemTotal: 5 kB\nMemFree: 5 kB\nSReclaimable: 1 kB\n";
         assert_eq!(meminfo(ahead), Ok((5 << 10, 5 << 10)));
         for (text, reason) in [

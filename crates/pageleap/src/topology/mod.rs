@@ -1,10 +1,10 @@
 //! The machine as the kernel describes it: memory nodes, their CPUs, memory and huge pages, the
 //! distances between them, and the nodes that this process may use.
 //!
-//! [`SysFiles`] reads all of it from files of sysfs and procfs. A leap needs the online nodes,
+//! All of it comes from files of sysfs and procfs ([`SysFiles`]). A leap needs the online nodes,
 //! their CPUs and their memory, so those must be present and make sense. The rest (distances,
 //! tiers, the firmware's access classes, the cpuset) may be missing or damaged.
-//! [`Topology::warnings`] says which parts were damaged and why. A file that older kernels do not
+//! [`Topology::warnings`] names the damaged parts with the reason. A file that older kernels do not
 //! have causes no warning.
 
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ pub struct Node {
     /// The memory tier of the node (Linux 6.1). A smaller number means faster memory. `None` if the
     /// kernel does not say.
     pub tier: Option<u32>,
-    /// The speed of the node's memory for the initiators to which it is fastest, as the firmware
+    /// The speed of the node's memory for its nearest initiators, by access class, as the firmware
     /// says (HMAT). Empty if the firmware says nothing.
     pub access: Vec<Access>,
     /// The caches in front of the node's memory, as the firmware says (HMAT), the one nearest to
@@ -94,10 +94,10 @@ pub struct HugePages {
 /// value that the firmware does not give.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// 0: for every device that accesses memory, such as CPUs and network cards (Linux 5.2). 1: for
-    /// CPUs only (Linux 5.10).
+    /// The access class: which initiators the values apply to. 0: any device that accesses memory,
+    /// such as CPUs and network cards (Linux 5.2). 1: CPUs only (Linux 5.10).
     pub class: u32,
-    /// The initiators: the nodes for which the values hold.
+    /// The initiators: the nodes to which the values apply.
     pub initiators: Vec<NodeId>,
     /// Read bandwidth in megabytes per second.
     pub read_bandwidth_mb_per_s: Option<u64>,
@@ -123,7 +123,7 @@ pub struct SideCache {
     pub line_bytes: Option<u64>,
     /// Whether each address of the memory has one place in the cache.
     pub is_direct_mapped: Option<bool>,
-    /// Whether the cache keeps what is written (write-back), or passes it on (write-through).
+    /// Whether the cache is write-back, and not write-through.
     pub writes_back: Option<bool>,
 }
 
@@ -135,7 +135,7 @@ pub struct Topology {
     /// For each node of `nodes`, its distances to all of them in order. Empty if the kernel does
     /// not say.
     distances: Vec<Vec<u32>>,
-    /// What the process may use.
+    /// The nodes and CPUs that the process may use.
     allowed: Allowed,
     warnings: Vec<String>,
 }
@@ -180,7 +180,7 @@ impl Topology {
             return Ok(cpus);
         }
         let now_ns = monotonic_ns();
-        // A plain read takes a fiftieth of the time. What it does not tell, the other one does.
+        // A plain read takes a fiftieth of the time of `SysFiles`, which serves as fallback.
         let list = std::fs::read_to_string(format!("/{NODES}/node{}/cpulist", id.0));
         let cpus =
             match list.ok().and_then(|list| formats::parse_list(&list, formats::MAX_CPUS).ok()) {
@@ -281,13 +281,14 @@ impl Topology {
         self.distances.get(index(from)?)?.get(index(to)?).copied()
     }
 
-    /// The node itself if it has CPUs, else the nearest node with CPUs: one of the initiators to
-    /// which its memory is fastest, as the firmware says (HMAT), or without such the one with the
-    /// shortest distance. Of several initiators, the distance decides, and of equal distances the
-    /// lower number. Without any such node, the node itself.
+    /// The node whose CPUs are nearest to `node`: `node` itself if it has CPUs, otherwise the
+    /// nearest node with CPUs. The nearest is the best initiator that the firmware names (HMAT), or
+    /// without one the node at the shortest distance. Among several initiators the distance
+    /// decides, and among equal distances the lower number. If no node has CPUs, it is `node`
+    /// itself.
     pub fn nearest_with_cpus(&self, node: NodeId) -> NodeId {
         let access = self.nodes.iter().find(|known| known.id == node).map(|known| &known.access);
-        // The class of CPUs comes before that of all devices.
+        // Class 1 (CPUs) comes before class 0 (all devices).
         let classes = access.into_iter().flatten().rev().map(|access| &access.initiators);
         let rank = |to: NodeId| {
             let named = classes.clone().position(|initiators| initiators.contains(&to));
@@ -310,7 +311,7 @@ pub(crate) fn allows_node(node: u32) -> bool {
     pageleap_sys::is_node_allowed(node).unwrap_or_else(|_| allows_node_by_status(node))
 }
 
-/// The same where a seccomp filter refuses the call.
+/// The same from `/proc/self/status`, where a seccomp filter refuses the call.
 fn allows_node_by_status(node: u32) -> bool {
     let status = SysFiles::host().text("proc/self/status").unwrap_or_default();
     let allowed = formats::status_value(&status, "Mems_allowed_list")
@@ -318,7 +319,7 @@ fn allows_node_by_status(node: u32) -> bool {
     allowed.is_none_or(|nodes| nodes.contains(&(node as usize)))
 }
 
-/// Whether the kernel shows nodes, that is, has support for several.
+/// Whether the kernel has NUMA support, and so shows nodes.
 pub fn has_nodes(files: &SysFiles) -> bool {
     read::has_nodes(files)
 }
@@ -402,7 +403,7 @@ mod tests {
         };
         machine.nodes[3].access = vec![access(0, &[2])];
         assert_eq!(machine.nearest_with_cpus(NodeId(3)), NodeId(2));
-        // What holds for CPUs comes before what holds for every device.
+        // The class of CPUs comes before that of all devices.
         machine.nodes[3].access = vec![access(0, &[2]), access(1, &[1])];
         assert_eq!(machine.nearest_with_cpus(NodeId(3)), NodeId(1));
         // Of several initiators, the distance decides, and then the number.

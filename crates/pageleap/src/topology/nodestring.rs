@@ -63,8 +63,8 @@ impl Topology {
         self.parse_among(text, same, Among { nodes: &online, word: "online" }, known)
     }
 
-    /// The set that a text names, in ascending order, each node once. `known` says which nodes it
-    /// could name.
+    /// Parses the set that a text names. Returns it in ascending order, each node once. `known`:
+    /// the part of an error that lists the nodes that may be named.
     fn parse_among(
         &self,
         text: &str,
@@ -159,7 +159,7 @@ impl Topology {
 #[derive(Clone, Copy)]
 struct Among<'a> {
     nodes: &'a [NodeId],
-    /// What they are, for messages.
+    /// Their description, for messages.
     word: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! Reading a [`Topology`]: which file says what, and which files may be missing.
+//! Reads a [`Topology`]: which file contains which part, and which files may be missing.
 
 use pageleap_sys::MAX_NODES;
 
@@ -90,7 +90,7 @@ pub(super) fn huge_page_directory(has_numa: bool, node: NodeId) -> String {
 
 /// Whether the kernel shows nodes.
 pub(super) fn has_nodes(files: &SysFiles) -> bool {
-    // If the files are damaged, it has.
+    // If the files are damaged, the kernel has nodes.
     !matches!(online(&Bounded::new(files)), Ok(None))
 }
 
@@ -113,7 +113,7 @@ fn online(files: &Bounded) -> Result<Option<Vec<usize>>, Error> {
 }
 
 /// The CPUs that are online; `None` if the kernel has no list of them (before Linux 2.6.27) and
-/// shows no CPUs. `warn` gets what is damaged about single CPUs.
+/// shows no CPUs. `warn` gets an error for each CPU with damaged files.
 fn online_cpus(files: &Bounded, warn: &mut dyn FnMut(Error)) -> Result<Option<Vec<usize>>, Error> {
     if let Some(text) = files.text_if_there(CPUS_ONLINE)? {
         let cpus =
@@ -127,7 +127,7 @@ fn online_cpus(files: &Bounded, warn: &mut dyn FnMut(Error)) -> Result<Option<Ve
     let cpus = numbered(&names, "cpu", MAX_CPUS).map_err(|reason| files.damaged(CPUS, reason))?;
     let mut online = Vec::new();
     for cpu in cpus {
-        // The first CPU often cannot go offline, and has no such file then.
+        // The first CPU often cannot go offline, and then has no such file.
         let is_online = files.number_if_there(&format!("{CPUS}/cpu{cpu}/online"));
         let is_online = is_online.unwrap_or_else(|error| {
             warn(error);

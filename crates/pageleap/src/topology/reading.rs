@@ -1,4 +1,5 @@
-//! The parts of a machine that may be missing or damaged: what is left out is named.
+//! Reads the parts of a machine that may be missing or damaged. A damaged part is left out, with a
+//! warning that names it.
 
 use pageleap_sys::MAX_NODES;
 
@@ -50,7 +51,7 @@ impl<'a> Reading<'a> {
         self.warnings
     }
 
-    /// The value that was found, or `None` and a warning.
+    /// The value that was found. After an error, `None`, and the error becomes a warning.
     pub(super) fn noted<T>(&mut self, found: Result<Option<T>, Error>) -> Option<T> {
         found.unwrap_or_else(|error| {
             self.warn(error.to_string());
@@ -99,8 +100,8 @@ impl<'a> Reading<'a> {
         sizes.into_iter().filter_map(|size| self.noted(size.map(Some))).collect()
     }
 
-    /// The speed of a node's memory for the initiators of a class. The kernel makes the directory
-    /// for every node that HMAT names, and writes 0 for an unknown value.
+    /// The speed of a node's memory for the initiators of an access class. The kernel makes the
+    /// directory for every node that HMAT names, and writes 0 for an unknown value.
     pub(super) fn access(&mut self, id: NodeId, class: u32) -> Option<Access> {
         let directory = format!("{NODES}/node{}/access{class}/initiators", id.0);
         // The directory has a link to each initiator, and a few files with values.
@@ -117,7 +118,7 @@ impl<'a> Reading<'a> {
             read_latency_ns: number("read_latency"),
             write_latency_ns: number("write_latency"),
         };
-        // A directory without initiators and values says nothing.
+        // A directory without initiators and values means nothing.
         let nothing = Access { class, ..Access::default() };
         (access != nothing).then_some(access)
     }
@@ -151,7 +152,7 @@ impl<'a> Reading<'a> {
     }
 
     pub(super) fn set_tiers(&mut self, nodes: &mut [Node]) {
-        // A tier has one node or more.
+        // A tier has at least one node.
         let tiers = self.numbered_if_there(TIERS, "memory_tier", MAX_TIER, MAX_NODES + 64);
         for tier in tiers.unwrap_or_default() {
             let path = format!("{TIERS}/memory_tier{tier}/nodelist");
@@ -184,7 +185,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// The huge pages that a directory counts, or what is wrong with those of a size. Empty if the
+/// The huge pages that a directory counts, each size or the error about its files. Empty if the
 /// directory does not exist.
 pub(super) fn huge_pages(
     files: &Bounded,

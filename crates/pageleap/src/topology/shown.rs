@@ -1,4 +1,4 @@
-//! Text of others, in the form in which errors and warnings show it.
+//! Makes text of unknown origin fit to be shown in errors and warnings.
 
 /// Characters of damaged text that an error shows.
 const MAX_SHOWN: usize = 40;
@@ -20,8 +20,7 @@ pub fn escaped(text: &str) -> String {
     })
 }
 
-/// Damaged text in the form in which errors show it: the beginning, with control characters
-/// escaped.
+/// The beginning of damaged text, with control characters escaped, for errors.
 pub(super) fn shortened(text: &str) -> String {
     let mut out = escaped(&text.chars().take(MAX_SHOWN).collect::<String>());
     if text.chars().nth(MAX_SHOWN).is_some() {

@@ -1,5 +1,5 @@
-//! Resolving a path step by step, where the kernel does not do it: without `openat2`, and where
-//! there is a symbolic link on the path.
+//! Resolves a path step by step, where the kernel cannot: without `openat2`, and where there is a
+//! symbolic link on the path.
 //!
 //! Each step is opened relative to the descriptor of the step before. The walk reads symbolic links
 //! itself, and climbs only to descriptors that it came through.
