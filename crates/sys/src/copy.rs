@@ -1,13 +1,13 @@
 //! Copies of memory that other threads may be writing at the same time.
 //!
-//! With `ptr::copy_nonoverlapping` such a copy would be a data race, which the compiler may take as
-//! impossible. These loops are machine instructions, or a function of the C library behind a
-//! pointer, which the compiler cannot see into. A copy can mix old and new bytes. That is harmless:
-//! the protocol discards every copy during which a write was possible, before any thread can see it
-//! (`docs/protocol.md`).
+//! With `ptr::copy_nonoverlapping` such a copy would be a data race, and the compiler may assume
+//! that there is none. So the loops here are assembly, or a function of the C library behind a
+//! pointer; the compiler cannot see into either. A copy may be torn, which means that it mixes old
+//! and new bytes. That is harmless, because the protocol discards every copy during which a write
+//! was possible, before any thread can see it (`docs/protocol.md`, section 2.4).
 //!
-//! Which loop is fastest depends on the machine, and so does how many bytes the C library is best
-//! asked for at a time. So there are several [`CopyMethod`]s, and the caller chooses.
+//! The fastest loop depends on the machine, and so does the best size of a step for the C library's
+//! memcpy. So there are several [`CopyMethod`]s, and the caller chooses.
 
 use std::fmt;
 use std::hint::black_box;
@@ -21,18 +21,18 @@ const LINE: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum CopyLoop {
-    /// Reads four pages in turns and writes them with streaming stores: four rows of memory are
-    /// open instead of one, and the destination is not read for ownership. Only x86-64 has it;
-    /// elsewhere it is [`CopyLoop::Words`].
+    /// Reads four pages in turns and writes them with streaming (non-temporal) stores. Four DRAM
+    /// rows are open instead of one, and the destination is not read for ownership. Only x86-64 has
+    /// this loop; elsewhere it is [`CopyLoop::Words`].
     FourPages,
     /// `memcpy` of the C library.
     Memcpy,
-    /// One word after the other, by relaxed atomic accesses. Slow, and defined in Rust's memory
+    /// One word after the other, by relaxed atomic accesses. Slow, but defined in Rust's memory
     /// model.
     Words,
 }
 
-/// A loop, and how many bytes it copies at a time.
+/// A loop, and the number of bytes that it copies at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyMethod {
     /// The loop.
@@ -42,7 +42,7 @@ pub struct CopyMethod {
 }
 
 impl CopyMethod {
-    /// The method while nothing is known of the memory.
+    /// The method to use before any has been timed.
     pub const DEFAULT: CopyMethod = if cfg!(miri) {
         CopyMethod { by: CopyLoop::Words, step_bytes: 1 << 20 }
     } else if cfg!(target_arch = "x86_64") {
@@ -56,7 +56,7 @@ impl CopyMethod {
         self.step_bytes << 2 | self.by as usize
     }
 
-    /// The method that [`CopyMethod::to_bits`] has made a number of.
+    /// The inverse of [`CopyMethod::to_bits`].
     pub const fn from_bits(bits: usize) -> CopyMethod {
         let by = match bits & 3 {
             0 => CopyLoop::FourPages,
@@ -105,7 +105,7 @@ pub unsafe fn copy_racing(dst: usize, src: usize, len: usize, method: CopyMethod
     let mut done = 0;
     while done < len {
         let step = method.step_bytes.clamp(1, len - done);
-        // SAFETY: a part of what the caller vouches for.
+        // SAFETY: the step lies inside ranges that the caller vouches for.
         unsafe { copy_step(dst + done, src + done, step, method.by) };
         done += step;
     }
@@ -139,8 +139,8 @@ unsafe fn copy_step(dst: usize, src: usize, len: usize, by: CopyLoop) {
 unsafe fn memcpy(dst: usize, src: usize, len: usize) {
     type Memcpy =
         unsafe extern "C" fn(*mut libc::c_void, *const libc::c_void, usize) -> *mut libc::c_void;
-    // The compiler knows what a function of this name does. A pointer that it cannot see into hides
-    // the name, so that a race cannot mislead it.
+    // The compiler knows the effects of a function named memcpy. A pointer that it cannot see into
+    // hides the name, so that it cannot draw wrong conclusions from a race.
     let memcpy: Memcpy = black_box(libc::memcpy);
     // SAFETY: the caller vouches for both ranges.
     unsafe { memcpy(dst as *mut _, src as *const _, len) };
@@ -171,7 +171,7 @@ unsafe fn copy_words(dst: usize, src: usize, len: usize) {
     }
 }
 
-/// Whether `memcpy` is that of the thread sanitizer, which would take a copy for a data race.
+/// Whether ThreadSanitizer intercepts `memcpy`. It would report a racing copy as a data race.
 pub fn memcpy_is_watched() -> bool {
     // SAFETY: the name is a C string; the result is only compared.
     !unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__tsan_init".as_ptr()) }.is_null()
@@ -298,7 +298,7 @@ mod imp {
         }
     }
 
-    /// Makes all streaming stores visible before any later store. Streaming stores are not ordered
+    /// Makes all streaming stores visible before any later store (sfence). They are weakly ordered
     /// otherwise, and the commit that follows shows the destination to other CPUs.
     pub fn finish() {
         // SAFETY: a fence has no operands.

@@ -1,8 +1,10 @@
-//! Descriptors that the program around may close, and whose numbers it may use again.
+//! Descriptors of this library that other code of the process may close, and whose numbers it may
+//! reuse.
 //!
-//! A descriptor is a number in a table that all code of the process shares. A daemon that closes all
-//! numbers, or code that closes one twice, also closes those of this library; the next `open` may
-//! get the same number. So what a number stands for is compared with what it stood for at first.
+//! A descriptor is a number in a table that all code of the process shares. A daemon that closes
+//! all numbers, or code that closes one twice, also closes those of this library, and the next
+//! `open` may get the same number. So each use first compares the file behind the number with the
+//! file that was there at first.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -15,7 +17,7 @@ use crate::wait::wait_readable;
 /// Which file a descriptor stands for: device, inode, type and seals.
 ///
 /// Memory files, pipes and userfaultfds (since Linux 5.12) have inodes of their own. All eventfds
-/// share one inode, and so do all descriptors of one file of `/proc`: one is not told from another.
+/// share one inode, and so do all descriptors of one file of `/proc`; these cannot be told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
     device: u64,
@@ -26,7 +28,8 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// What a number stands for now (`fstat(2)`, and `fcntl(2)` with F_GET_SEALS). Allocates nothing.
+    /// The file that a number stands for now (`fstat(2)`, and `fcntl(2)` with F_GET_SEALS).
+    /// Allocates nothing.
     ///
     /// # Errors
     /// EBADF: the number stands for nothing.
@@ -61,11 +64,12 @@ fn seals_of(descriptor: RawFd) -> Option<i32> {
     (seals >= 0).then_some(seals)
 }
 
-/// Gives a descriptor a number that the program is unlikely to get when its own has been closed: the
-/// kernel gives the lowest free number, so one in the upper quarter of what the process may open
-/// (`fcntl(2)` with F_DUPFD_CLOEXEC). Without a free number there, it keeps its own.
+/// Moves a descriptor to a number that the program is unlikely to get when the number has been
+/// closed. The kernel gives the lowest free number, so this is one in the upper quarter of the
+/// numbers that the process may open (`fcntl(2)` with F_DUPFD_CLOEXEC). If none is free there, it
+/// keeps its number.
 pub fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
-    /// From where on, as of the last look at the limit; 0 before the first one.
+    /// The start of the upper quarter, as of the last reading of the limit; 0 before the first one.
     static FROM: AtomicI32 = AtomicI32::new(0);
     let last = FROM.load(Ordering::Relaxed);
     if last > 0
@@ -79,7 +83,7 @@ pub fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
     duplicate_above(&descriptor, from).unwrap_or(descriptor)
 }
 
-/// Where the upper quarter begins of the numbers that the process may open.
+/// The start of the upper quarter of the numbers that the process may open.
 fn upper_quarter() -> RawFd {
     /// Beyond this, the kernel's table of descriptors would become large.
     const MOST: u64 = 1024;
@@ -93,8 +97,8 @@ fn duplicate_above(descriptor: &OwnedFd, from: RawFd) -> Result<OwnedFd, Errno> 
     unsafe { check_descriptor(libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, from).into()) }
 }
 
-/// A descriptor of this library's own, which knows which file it stands for. The number is used and
-/// closed only while it stands for that file. Between the look and the use remains a moment.
+/// A descriptor of this library that remembers its file. The number is used and closed only while
+/// it stands for that file. A short race remains between the check and the use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kept {
     number: RawFd,
@@ -133,13 +137,13 @@ impl Kept {
         FileIdentity::of(self.number).is_ok()
     }
 
-    /// Borrows the descriptor without a look whose it is.
+    /// Borrows the descriptor without checking that it is still this library's.
     ///
     /// # Safety
     /// [`Kept::close`] has not been called.
     pub unsafe fn borrow<'a>(&self) -> BorrowedFd<'a> {
         // SAFETY: the caller vouches that this library has not closed it. If the program has, calls
-        // fail with EBADF, or reach a file of the program's, which `is_ours` tells beforehand.
+        // fail with EBADF or reach a file of the program; `is_ours` tells beforehand.
         unsafe { BorrowedFd::borrow_raw(self.number) }
     }
 
@@ -170,7 +174,7 @@ impl KeptFd {
         Kept::new(descriptor).map(KeptFd)
     }
 
-    /// What is kept, for code that lives no longer than this.
+    /// The kept descriptor, for code that lives no longer than this value.
     pub fn kept(&self) -> Kept {
         self.0
     }
@@ -195,7 +199,7 @@ impl KeptFd {
         )
     }
 
-    /// Gives it to who closes it by [`Kept::close`].
+    /// Gives up the ownership: the caller closes the descriptor by [`Kept::close`].
     pub fn into_kept(self) -> Kept {
         std::mem::ManuallyDrop::new(self).0
     }
@@ -221,8 +225,8 @@ impl Drop for KeptFd {
     }
 }
 
-/// A process, which no other one can take the place of while the value exists (`pidfd_open(2)`,
-/// Linux 5.3).
+/// A pidfd: names one process, and never another one that gets the same number later
+/// (`pidfd_open(2)`, Linux 5.3).
 #[derive(Debug)]
 pub struct PidFd(KeptFd);
 
@@ -239,8 +243,8 @@ impl PidFd {
         KeptFd::new(unsafe { OwnedFd::from_raw_fd(fd as i32) }).map(PidFd)
     }
 
-    /// Whether all threads of the process have ended, as far as the descriptor tells: other code of
-    /// this process may have closed it.
+    /// Whether all threads of the process have ended. `false` also if other code of this process
+    /// has closed the descriptor.
     pub fn has_ended(&self) -> bool {
         if !self.0.is_ours() {
             return false;

@@ -1,5 +1,5 @@
-//! The kernel's error number as a value. It can be copied and compared, and making one allocates
-//! nothing. A signal handler and the freeze window can therefore carry it.
+//! The kernel's error number as a value, which a signal handler and a freeze window can carry,
+//! because making one allocates nothing.
 
 use std::fmt;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -74,7 +74,7 @@ pub(crate) fn check(rc: libc::c_long) -> Result<usize, Errno> {
 /// Takes ownership of a descriptor that a call returned, or reports the error that it returned.
 ///
 /// # Safety
-/// `rc` is what a call returned that makes a new descriptor, and no other code has the descriptor.
+/// `rc` is the result of a call that makes a new descriptor, and no other code has the descriptor.
 pub(crate) unsafe fn check_descriptor(rc: libc::c_long) -> Result<OwnedFd, Errno> {
     // SAFETY: the descriptor is new, and no other code has it.
     check(rc).map(|fd| unsafe { OwnedFd::from_raw_fd(fd as i32) })

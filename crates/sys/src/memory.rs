@@ -103,11 +103,12 @@ pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
     Ok(aligned)
 }
 
-/// The same at a low address, by chance: mostly below the program and its heap, and so before them
-/// in `/proc/self/smaps`, whose reader pays for all memory that is listed before. The addresses
-/// (from 64 GiB on) are free in ordinary programs and for the sanitizers; Java's compressed heap
-/// (below 32 GiB) and, for up to 448 GiB, Go's first arena (768 GiB) are not in the way. If the
-/// places that are tried are taken, the kernel chooses.
+/// Reserves address space like [`reserve`], at a random low address. It mostly lies below the
+/// program and its heap, and so before them in `/proc/self/smaps`, where a reader pays for all
+/// memory that is listed before. The addresses (64 GiB and up) are free in ordinary programs and
+/// under the sanitizers. They avoid Java's compressed heap (below 32 GiB) and, for lengths up to
+/// 176 GiB, Go's first arena (at 768 GiB). If the places that are tried are taken, the kernel
+/// chooses.
 ///
 /// # Errors
 /// As [`reserve`].
@@ -300,7 +301,8 @@ pub unsafe fn exchange_page_tables(from: usize, to: usize, len: usize) -> Result
 }
 
 /// Moves the mapping of `[from, from + len)`, with its page tables, to `[to, to + len)`, where
-/// nothing is mapped (`mremap(2)`; for hugetlb pages Linux 5.16). Nothing is mapped at `from` then.
+/// nothing is mapped (`mremap(2)`; for hugetlb pages Linux 5.16). Afterwards nothing is mapped at
+/// `from`.
 ///
 /// # Errors
 /// EEXIST: something is mapped at `to`. EINVAL: the kernel moves no hugetlb pages. ENOMEM: above
@@ -310,13 +312,13 @@ pub unsafe fn exchange_page_tables(from: usize, to: usize, len: usize) -> Result
 /// # Safety
 /// The caller owns both ranges, which do not overlap, and no thread accesses `from` any more.
 pub unsafe fn move_mapping(from: usize, to: usize, len: usize) -> Result<(), Errno> {
-    // No other thread gets the hole from now on.
+    // The reservation keeps other threads from mapping something there.
     reserve_at(to, len)?;
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the caller owns `from`, and `to` was reserved above.
     let moved = unsafe { libc::mremap(from as *mut _, len, len, flags, to as *mut libc::c_void) };
     check_mapping(moved).map(drop).inspect_err(|_| {
-        // SAFETY: the reservation made above, or nothing.
+        // SAFETY: at `to` is the reservation made above, or nothing.
         let _ = unsafe { unmap(to, len) };
     })
 }
@@ -346,8 +348,7 @@ pub fn reserve_at(at: usize, len: usize) -> Result<(), Errno> {
     if got == at {
         return Ok(());
     }
-    // An older kernel took the address as a hint.
-    // SAFETY: no other code knows this new mapping.
+    // An older kernel has taken the address as a hint.
     let _ = unsafe { unmap(got, len) };
     Err(Errno(libc::EEXIST))
 }
@@ -461,9 +462,9 @@ pub unsafe fn set_advice(addr: usize, len: usize, advice: Advice) -> Result<(), 
     check(unsafe { libc::madvise(addr as *mut _, len, advice) }.into()).map(drop)
 }
 
-/// Maps a page of 2 MB of a new memory file of huge pages, readable and writable, without taking or
-/// reserving one of the machine's. Returns the address. A thread that touches the mapping takes one,
-/// or gets SIGBUS if none is free.
+/// Maps 2 MB of a new hugetlb memory file, readable and writable, without allocating or reserving a
+/// huge page. Returns the address. A thread that touches the mapping allocates one, or gets SIGBUS
+/// if none is free.
 ///
 /// # Errors
 /// EINVAL: the kernel has no huge pages. ENODEV: none of this size. EMFILE or ENFILE: too many open
@@ -478,8 +479,8 @@ pub fn map_huge_without_page() -> Result<usize, Errno> {
 
 const HUGE_2M: usize = 2 << 20;
 
-/// Tries whether the kernel empties page tables of huge pages ([`Advice::DropTables`] of hugetlb,
-/// Linux 5.18).
+/// Tries whether the kernel can drop the page tables of huge pages ([`Advice::DropTables`] of
+/// hugetlb, Linux 5.18).
 ///
 /// # Errors
 /// EINVAL: it does not. Otherwise as [`map_huge_without_page`].
@@ -493,7 +494,7 @@ pub fn check_that_huge_tables_drop() -> Result<(), Errno> {
     }
 }
 
-/// Gives the pages of a range back, also of a locked one (MADV_DONTNEED, or MADV_DONTNEED_LOCKED of
+/// Gives the pages of a range back, even of a locked one (MADV_DONTNEED, or MADV_DONTNEED_LOCKED of
 /// Linux 5.18). Private anonymous memory is zero afterwards.
 ///
 /// # Errors
@@ -568,8 +569,8 @@ pub unsafe fn read_at(
 
 /// A descriptor for `poll(2)` that becomes readable when [`Event::signal`] is called.
 ///
-/// It is a pipe whose one descriptor both reads and writes (fifo(7)): unlike an eventfd it has an
-/// inode of its own, so that it can be told from descriptors of other code.
+/// It is a pipe with one descriptor for both reading and writing (fifo(7)). Unlike an eventfd it
+/// has an inode of its own, so it can be told from descriptors of other code.
 #[derive(Debug)]
 pub struct Event(KeptFd);
 
@@ -585,7 +586,7 @@ impl Event {
         check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }.into())?;
         // SAFETY: both are new, and nobody else has them.
         let [reads, _writes] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-        // A thread may have a table of descriptors of its own (CLONE_FILES): /proc/self/fd shows the
+        // A thread may have its own table of descriptors (CLONE_FILES), and /proc/self/fd shows the
         // main thread's.
         let path = format!("/proc/thread-self/fd/{}\0", reads.as_raw_fd());
         let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NONBLOCK;
@@ -600,19 +601,18 @@ impl Event {
             .map(Event)
     }
 
-    /// Makes the descriptor readable. It stays readable, because nothing reads it. If other code has
-    /// closed it, nothing happens.
-    /// Returns whether it is still this library's.
+    /// Makes the descriptor readable. It stays readable, because nothing reads it. If other code
+    /// has closed it, nothing happens. Returns whether it is still this library's.
     pub fn signal(&self) -> bool {
         signal_event(self.0.kept())
     }
 
-    /// What is kept, for code that lives no longer than this.
+    /// The kept descriptor, for code that lives no longer than this value.
     pub fn kept(&self) -> Kept {
         self.0.kept()
     }
 
-    /// Gives it to who closes it by [`Kept::close`].
+    /// Gives up the ownership: the caller closes the descriptor by [`Kept::close`].
     pub fn into_kept(self) -> Kept {
         self.0.into_kept()
     }
@@ -667,7 +667,7 @@ mod tests {
             // SAFETY: the call takes no pointers; from here on descriptors are this thread's own.
             assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
             let null = std::fs::File::open("/dev/null").unwrap();
-            // Numbers that no other table has.
+            // Take numbers that no other table has.
             let taken: Vec<_> = (0..300).map(|_| null.try_clone().unwrap()).collect();
             let event = Event::new().unwrap();
             let mut found = MaybeUninit::<libc::stat>::uninit();

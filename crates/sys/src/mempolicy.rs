@@ -1,5 +1,4 @@
-//! Memory policies, and the nodes on which pages lie: `mbind(2)`, `set_mempolicy(2)`,
-//! `move_pages(2)`.
+//! Memory policies (`mbind(2)`, `set_mempolicy(2)`), and the nodes of pages (`move_pages(2)`).
 
 use crate::errno::{Errno, check};
 
@@ -28,7 +27,7 @@ pub enum Policy {
     /// From this node only (`MPOL_BIND`). When the node is full, base pages call the OOM killer,
     /// and hugetlb pages raise SIGBUS.
     Bind(u32),
-    /// As the policy of the faulting thread says (`MPOL_DEFAULT`). New mappings have this policy.
+    /// The policy of the faulting thread applies (`MPOL_DEFAULT`). New mappings have this policy.
     Default,
 }
 
@@ -57,7 +56,8 @@ pub unsafe fn bind(addr: usize, len: usize, policy: Policy) -> Result<(), Errno>
     unsafe { set_policy(addr, len, mode, &mask_of(node)?) }
 }
 
-/// Makes the pages of a mapping come from these nodes in turn (`MPOL_INTERLEAVE`). See [`bind`].
+/// Sets the memory policy of a mapping so that its pages come from these nodes in turn
+/// (`MPOL_INTERLEAVE`). See [`bind`].
 ///
 /// # Errors
 /// As for [`bind`].
@@ -149,8 +149,8 @@ fn mask_of(nodes: impl IntoIterator<Item = u32>) -> Result<[u64; MASK_WORDS], Er
     Ok(mask)
 }
 
-/// Mode, mask and number of bits as the kernel takes them. The kernel counts one bit more than the
-/// mask has. The default policy takes no mask.
+/// Mode, mask and number of bits in the form that the kernel takes: it counts one bit more than the
+/// mask has, and the default policy takes no mask.
 fn arguments(mode: libc::c_int, mask: &[u64; MASK_WORDS]) -> (libc::c_int, *const u64, usize) {
     if mode == MPOL_DEFAULT {
         (mode, std::ptr::null(), 0)
@@ -159,7 +159,7 @@ fn arguments(mode: libc::c_int, mask: &[u64; MASK_WORDS]) -> (libc::c_int, *cons
     }
 }
 
-/// Asks on which node each page of a process lies (`move_pages(2)` as a query, Linux 2.6.18); 0 is
+/// Queries the node of each page of a process (`move_pages(2)` without nodes, Linux 2.6.18); 0 is
 /// the calling process. No page is touched.
 ///
 /// `status[i]` becomes the node of the page at address `pages[i]`, or a negated error number. The
@@ -193,10 +193,10 @@ pub fn nodes_of_pages(pid: i32, pages: &[usize], status: &mut [i32]) -> Result<(
 /// process. With `shared`, pages that are mapped more than once move as well (`MPOL_MF_MOVE_ALL`,
 /// which needs CAP_SYS_NICE).
 ///
-/// `pages[i]` is to move to `nodes[i]`. Returns how many pages did not move, as the kernel counts
-/// them. The kernel gives up half-way: entries of `status` that it has not written keep their
-/// values, and do not tell whether their page has moved. Pages for one node that stand side by side
-/// are moved together.
+/// `pages[i]` is to move to `nodes[i]`. Returns the number of pages that did not move, by the
+/// kernel's count. The kernel may give up half-way: entries of `status` that it has not written
+/// keep their values, and do not tell whether their page has moved. Neighbours of the list that go
+/// to one node are moved together.
 ///
 /// # Errors
 /// EACCES: the target's cpuset does not allow a node. ENODEV: there is no such node, or it has no
@@ -251,7 +251,7 @@ mod tests {
             before.set().unwrap();
             assert_eq!(ThreadPolicy::own(), Ok(before));
         };
-        // A policy is a thread's.
+        // A policy belongs to a thread.
         std::thread::spawn(test).join().unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Files of `/proc` that tell of this process.
+//! Reads files of `/proc` about this process.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -6,13 +6,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use crate::descriptor::KeptFd;
 use crate::errno::{Errno, check};
 
-/// Opens a file below `/proc/self`, such as `maps`, as the calling thread sees it
-/// (`/proc/thread-self`, Linux 3.17): `/proc/self` shows the main thread, and of one that has ended
-/// before the others neither memory nor descriptors. Where that is refused, it is `/proc/self`.
-/// Allocates nothing.
+/// Opens a file of `/proc` about this process, such as `maps`, through the calling thread
+/// (`/proc/thread-self`, Linux 3.17). `/proc/self` stands for the main thread, and shows neither
+/// memory nor descriptors once that has ended. It is used only where `/proc/thread-self` is
+/// refused. Allocates nothing.
 ///
-/// The number is out of the way of programs ([`crate::out_of_the_way`]). If other code closes it,
-/// reads fail.
+/// The descriptor gets a number out of the way ([`crate::out_of_the_way`]). If other code closes
+/// it, reads fail.
 ///
 /// # Errors
 /// Those of `open(2)`. ENAMETOOLONG: the name has more than 32 bytes.
@@ -43,12 +43,13 @@ fn open_below(folder: &[u8], name: &str) -> Result<KeptFd, Errno> {
 /// # Errors
 /// Those of [`open_own`] and of `read(2)`.
 pub fn read_own(name: &str) -> Result<Vec<u8>, Errno> {
-    /// As much as the kernel gives at once, mostly.
+    /// The most that the kernel mostly returns at once.
     const PART: usize = 4096;
     let mut file = open_own(name)?;
     let (mut text, mut used) = (vec![0; PART], 0);
     loop {
-        // The kernel says by an empty part that there is no more.
+        // The kernel ends the file with an empty read, so there must always be room for another
+        // one.
         if text.len() - used < PART {
             text.resize(2 * text.len(), 0);
         }

@@ -1,5 +1,6 @@
-//! `/proc/self/pagemap`: finds the written pages, and write-protects them again in the same step
-//! (`PAGEMAP_SCAN`, Linux 6.7). `/proc/self/maps`: finds one mapping (`PROCMAP_QUERY`, Linux 6.11).
+//! `/proc/self/pagemap`: finds written (dirty) pages, and write-protects them again in the same
+//! step (`PAGEMAP_SCAN`, Linux 6.7). `/proc/self/maps`: finds one mapping (`PROCMAP_QUERY`, Linux
+//! 6.11).
 //!
 //! Structures and numbers are those of `include/uapi/linux/fs.h`, Linux 6.18.
 
@@ -12,7 +13,7 @@ use crate::errno::{Errno, check};
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 /// `_IOWR('f', 17, struct procmap_query)`.
 const PROCMAP_QUERY: libc::c_ulong = 0xc068_6611;
-/// Without a mapping at the address, the next one is told.
+/// Without a mapping at the address, the kernel returns the next one.
 const COVERING_OR_NEXT: u64 = 0x10;
 
 /// Categories of pages (`PAGE_IS_*`). The bits can be combined.
@@ -33,7 +34,7 @@ pub mod page_is {
     pub const HUGE: u64 = 1 << 6;
 }
 
-/// What a scan does besides reporting (`PM_SCAN_*`). The bits can be combined.
+/// Effects of a scan besides reporting (`PM_SCAN_*`). The bits can be combined.
 pub mod scan_flag {
     /// Write-protects the reported pages.
     pub const WP_MATCHING: u64 = 1 << 0;
@@ -78,7 +79,7 @@ struct ProcmapQuery {
     addr: u64,
     start: u64,
     end: u64,
-    /// Access, page size, offset, inode, device, and where to write a name and a build id.
+    /// Access, page size, offset, inode, device, and buffers for a name and a build id.
     rest: [u64; 8],
 }
 

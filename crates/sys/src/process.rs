@@ -1,5 +1,5 @@
-//! What the kernel says about this process and its threads: privileges, seccomp filters, resource
-//! limits, memory policy and scheduling.
+//! Properties of this process and its threads: privileges, seccomp filters, resource limits, memory
+//! policy and scheduling.
 
 use std::ops::Range;
 use std::slice;
@@ -142,8 +142,8 @@ pub fn policy_mode() -> Result<i32, Errno> {
 }
 
 /// Whether the cpuset of the calling thread contains a node at this moment (`get_mempolicy(2)` with
-/// MPOL_F_MEMS_ALLOWED, Linux 2.6.24). It is what `Mems_allowed` in `/proc/thread-self/status` says,
-/// and costs one call.
+/// MPOL_F_MEMS_ALLOWED, Linux 2.6.24). The answer is that of `Mems_allowed` in
+/// `/proc/thread-self/status`, for the price of one system call.
 ///
 /// # Errors
 /// ENOSYS or EPERM: a seccomp filter refuses the call, or the kernel has no memory policies. EINVAL:
@@ -155,8 +155,8 @@ pub fn is_node_allowed(node: u32) -> Result<bool, Errno> {
     let mut mask = [0 as libc::c_ulong; MAX_NODES.div_ceil(BITS)];
     let (none, nowhere) = (std::ptr::null_mut::<libc::c_int>(), 0 as libc::c_ulong);
     let (words, bits) = (mask.as_mut_ptr(), (mask.len() * BITS) as libc::c_ulong);
-    // SAFETY: the call writes as many bits as it is told that the mask has. Mode and address are
-    // null.
+    // SAFETY: the call writes at most the number of bits that it gets, which is that of the mask.
+    // Mode and address are null.
     check(unsafe {
         libc::syscall(libc::SYS_get_mempolicy, none, words, bits, nowhere, MPOL_F_MEMS_ALLOWED)
     })?;
@@ -173,7 +173,7 @@ pub fn thread_cpu_time_ns() -> Result<u64, Errno> {
     cpu_time_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// The clock by which other threads read the CPU time of the calling thread
+/// The id of the clock through which other threads read the calling thread's CPU time
 /// (`pthread_getcpuclockid(3)`), for [`cpu_time_ns`].
 pub fn own_cpu_clock() -> libc::clockid_t {
     let mut clock = libc::CLOCK_THREAD_CPUTIME_ID;
@@ -182,7 +182,7 @@ pub fn own_cpu_clock() -> libc::clockid_t {
     clock
 }
 
-/// What a clock of CPU time says, in nanoseconds.
+/// Reads a clock of CPU time, in nanoseconds.
 ///
 /// # Errors
 /// EINVAL: the thread of the clock has ended. ENOSYS or EPERM: a seccomp filter refuses the call.
@@ -223,19 +223,21 @@ pub fn static_memory() -> Vec<Range<usize>> {
 pub struct Scheduling {
     /// Without SCHED_RESET_ON_FORK.
     pub policy: i32,
-    /// Of threads with a real-time policy the kernel keeps it for later.
+    /// For threads with a real-time policy the kernel keeps it for later.
     pub nice: i32,
-    /// Whether threads and processes that it starts are ordinary ones (SCHED_RESET_ON_FORK). Without
-    /// CAP_SYS_NICE that cannot be undone, even where RLIMIT_RTPRIO allows the rest.
+    /// Whether threads and processes that the thread starts get ordinary scheduling
+    /// (SCHED_RESET_ON_FORK). Without CAP_SYS_NICE the flag cannot be cleared, even where
+    /// RLIMIT_RTPRIO allows the rest.
     pub resets_on_fork: bool,
 }
 
 impl Scheduling {
-    /// As threads are scheduled of which nobody has said anything, but [`Scheduling::resets_on_fork`].
+    /// The default scheduling of threads (SCHED_OTHER, nice 0), but with
+    /// [`Scheduling::resets_on_fork`].
     pub const ORDINARY: Scheduling =
         Scheduling { policy: libc::SCHED_OTHER, nice: 0, resets_on_fork: true };
 
-    /// Before all that are not real-time threads, with the lowest priority of those (SCHED_FIFO).
+    /// SCHED_FIFO with its lowest priority: runs before all threads that are not real-time.
     pub const fn first(self) -> Scheduling {
         Scheduling { policy: libc::SCHED_FIFO, ..self }
     }
@@ -250,8 +252,8 @@ impl Scheduling {
         matches!(self.policy, libc::SCHED_OTHER | libc::SCHED_BATCH | libc::SCHED_IDLE)
     }
 
-    /// Whether ordinary threads run before it, or longer. A thread with SCHED_BATCH waits longer
-    /// for a CPU after it was woken.
+    /// Whether ordinary threads run before such a thread, or longer. (SCHED_BATCH waits longer for
+    /// a CPU after a wake-up.)
     pub const fn is_low(self) -> bool {
         self.is_fair() && (self.policy != libc::SCHED_OTHER || self.nice > 0)
     }
@@ -265,7 +267,7 @@ pub fn scheduling() -> Result<Scheduling, Errno> {
     // SAFETY: the calls take no pointers.
     let (policy, inverse) = unsafe {
         let policy = check(libc::sched_getscheduler(0).into())?;
-        // The call itself tells 20 - nice, and so no negative number.
+        // The system call returns 20 - nice, which is never negative.
         (policy, check(libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, 0))?)
     };
     let resets_on_fork = policy as i32 & libc::SCHED_RESET_ON_FORK != 0;
@@ -273,12 +275,12 @@ pub fn scheduling() -> Result<Scheduling, Errno> {
     Ok(Scheduling { policy, nice: 20 - inverse as i32, resets_on_fork })
 }
 
-/// Changes how the calling thread is scheduled, which is `from` (`sched_setscheduler(2)`,
+/// Changes the scheduling of the calling thread from `from` to `to` (`sched_setscheduler(2)`,
 /// `setpriority(2)`).
 ///
 /// # Errors
-/// EPERM: the process has neither CAP_SYS_NICE nor a sufficient RLIMIT_RTPRIO or RLIMIT_NICE.
-/// Nothing has changed then.
+/// EPERM: the process has neither CAP_SYS_NICE nor a sufficient RLIMIT_RTPRIO or RLIMIT_NICE. Then
+/// nothing has changed.
 pub fn reschedule(from: Scheduling, to: Scheduling) -> Result<(), Errno> {
     if from.policy != to.policy {
         set_policy(to)?;
@@ -298,8 +300,8 @@ pub fn reschedule(from: Scheduling, to: Scheduling) -> Result<(), Errno> {
 
 fn set_policy(to: Scheduling) -> Result<(), Errno> {
     let policy = to.policy | if to.resets_on_fork { libc::SCHED_RESET_ON_FORK } else { 0 };
-    // SAFETY: the struct consists of integers. The C library may have fields in it besides the one
-    // that counts.
+    // SAFETY: the struct consists of integers. Some C libraries have fields in it besides the
+    // priority.
     let mut priority: libc::sched_param = unsafe { std::mem::zeroed() };
     priority.sched_priority = i32::from(to.is_first());
     // SAFETY: the call reads the struct, which outlives it.
@@ -331,7 +333,7 @@ pub fn run_shortly() -> Result<(), Errno> {
         period: u64,
     }
     let mut attr = SchedAttr { size: size_of::<SchedAttr>() as u32, ..SchedAttr::default() };
-    // SAFETY: each call reads or writes one struct of the size that it is told.
+    // SAFETY: each call reads or writes one struct, of the size that it gets.
     unsafe {
         check(libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, attr.size, 0))?;
         attr.runtime = 100_000;

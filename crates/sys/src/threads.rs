@@ -1,8 +1,8 @@
 //! Threads that need no memory beyond their stack to start.
 //!
 //! A thread of the standard library sets up a signal stack when it begins, and aborts the process
-//! if that fails. A library must not do so when its host has used up its mappings or its address
-//! space.
+//! if that fails. A library must not abort its host because that has used up its mappings or its
+//! address space.
 
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
@@ -42,8 +42,8 @@ impl Thread {
     ) -> Result<Thread, Errno> {
         let key = mark()?;
         let body: Box<Body> = Box::new(Box::new(move || {
-            // SAFETY: the call keeps the value, and nothing dereferences it. It fails for want of
-            // memory only, of which the first keys need none.
+            // SAFETY: the call stores the value, and nothing dereferences it. It fails only for
+            // want of memory, and the first keys need none.
             unsafe { libc::pthread_setspecific(key, (&raw const MARK).cast()) };
             // SAFETY: the call only reads the name. A failure is ignored: the name serves debugging
             // only.
@@ -71,11 +71,11 @@ impl Thread {
     }
 }
 
-/// What threads of [`Thread::start`] have as the value of their key.
+/// The value of [`KEY`] in threads of [`Thread::start`].
 static MARK: u8 = 0;
 
-/// The key under which a thread has [`MARK`]. Reading it neither allocates nor takes a lock. Access
-/// to a `thread_local` could allocate, where a program has loaded the library later.
+/// The thread-specific key with the value [`MARK`]. Reading it neither allocates nor takes a lock.
+/// A `thread_local` could allocate if the program loads the library late (dlopen).
 static KEY: OnceLock<libc::pthread_key_t> = OnceLock::new();
 
 fn mark() -> Result<libc::pthread_key_t, Errno> {
@@ -97,16 +97,16 @@ fn mark() -> Result<libc::pthread_key_t, Errno> {
 
 /// Whether the calling thread was started by [`Thread::start`] (`pthread_getspecific(3)`).
 ///
-/// It may be asked anywhere, also in an allocator and in a signal handler: it allocates nothing,
-/// takes no lock, and makes no system call. A child made by `fork` has none of these threads.
+/// It may be called anywhere, even in an allocator or a signal handler: it allocates nothing, takes
+/// no lock, and makes no system call. A child made by `fork` has none of these threads.
 pub fn is_own_thread() -> bool {
     // SAFETY: the key exists, and is never deleted.
     KEY.get().is_some_and(|key| !unsafe { libc::pthread_getspecific(*key) }.is_null())
 }
 
-/// Runs `body` in the calling thread as one of this library's: [`is_own_thread`] is true meanwhile,
-/// and the signals that programs handle are blocked, as in a thread of [`Thread::start`]. At the end
-/// the thread is as before, also if `body` unwinds.
+/// Runs `body` with the calling thread as one of this library's: [`is_own_thread`] is true
+/// meanwhile, and the signals that programs handle are blocked, as in a thread of
+/// [`Thread::start`]. At the end the thread is as before, even if `body` unwinds.
 ///
 /// # Errors
 /// ENOMEM, and EAGAIN: no thread-specific key is left (PTHREAD_KEYS_MAX). Then `body` has not run.
@@ -129,7 +129,7 @@ pub fn as_own_thread<T>(body: impl FnOnce() -> T) -> Result<T, Errno> {
     // calling thread only, and nothing dereferences the value of the key.
     let _restore = unsafe {
         let mut mask: libc::sigset_t = std::mem::zeroed();
-        // No handler of the program's sees a thread that is the library's.
+        // Blocked first, so that no signal handler of the program runs while the thread is marked.
         libc::pthread_sigmask(libc::SIG_BLOCK, &application_signals(), &raw mut mask);
         let restore = Restore { key, mask };
         match libc::pthread_setspecific(key, (&raw const MARK).cast()) {
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(said.recv(), Ok(true));
         thread.join();
         assert!(!is_own_thread());
-        // Such a thread may have had the same stack before.
+        // A marked thread may have had the same stack before.
         assert!(!std::thread::spawn(is_own_thread).join().unwrap());
     }
 }

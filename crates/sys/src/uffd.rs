@@ -65,13 +65,13 @@ struct Message {
 /// A message of a userfaultfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UffdMessage {
-    /// A thread waits for the page at this address.
+    /// A thread has faulted on the page at this address, and waits.
     Fault(usize),
     /// Pages from the first address to the second one are about to be discarded
     /// ([`uffd_feature::EVENT_REMOVE`]), or have been unmapped ([`uffd_feature::EVENT_UNMAP`]). The
     /// thread that does so goes on when the message is read.
     Remove(usize, usize),
-    /// Another message.
+    /// Any other message.
     Other,
 }
 
@@ -346,18 +346,18 @@ unsafe fn write_protect(
 /// memory that is registered with `uffd`. A huge page that is aligned alike on both sides moves as
 /// a whole.
 ///
-/// Returns how many bytes have moved, and why no more did if some are left. Pages move in ascending
-/// order. A page is in its old place or in its new one.
+/// Returns how many bytes have moved, and the error that stopped the call, if any. Pages move in
+/// ascending order, and each is in its old place or in its new one.
 ///
 /// # Errors
-/// EBUSY: a page is pinned, or shared with another process. ENOENT: a page is not present, or
-/// `dst` is not mapped. EEXIST: `dst` has a page. EAGAIN: a thread that changes mappings or
-/// discards pages waits for its message to be read, or a page is on its way elsewhere. EINVAL: the
-/// two mappings differ in access or in locking, one is not private, anonymous and writable, or
-/// `dst` is not registered.
+/// EBUSY: a page is pinned, or shared with another process. ENOENT: a page is not present, or `dst`
+/// is not mapped. EEXIST: `dst` has a page. EAGAIN: a thread that changes mappings or discards
+/// pages waits for its message to be read, or a page is being migrated. EINVAL: the two mappings
+/// differ in access or in locking, one is not private, anonymous and writable, or `dst` is not
+/// registered.
 ///
 /// # Safety
-/// The caller owns both ranges, or vouches for those who use them.
+/// The caller owns both ranges, or vouches for their users.
 pub unsafe fn uffd_move(
     uffd: BorrowedFd<'_>,
     dst: usize,
@@ -368,7 +368,7 @@ pub unsafe fn uffd_move(
     unsafe { fill(uffd, UFFDIO_MOVE, dst, src, len) }
 }
 
-/// Fills the hole at `[dst, dst + len)` with new pages that contain what is at `src`, without
+/// Fills the hole at `[dst, dst + len)` with new pages that are copies of those at `src`, without
 /// waking (`UFFDIO_COPY`, Linux 4.3). Returns the same as [`uffd_move`].
 ///
 /// # Errors
@@ -402,14 +402,14 @@ unsafe fn fill(
     let refused = unsafe { request(uffd, number, &mut copy) }.err();
     match (refused, usize::try_from(copy.done)) {
         (None, _) => (len as usize, None),
-        // The kernel says EAGAIN for what was done in part.
+        // The kernel returns EAGAIN for a request that was done in part.
         (Some(Errno(libc::EAGAIN)), Ok(done)) if done > 0 => (done, refused),
         (Some(errno), _) => (0, Some(errno)),
     }
 }
 
-/// Maps the kernel's page of zeros into the hole at `[addr, addr + len)`, and wakes who waits there
-/// (`UFFDIO_ZEROPAGE`, Linux 4.3).
+/// Maps the kernel's zero page into the hole at `[addr, addr + len)`, and wakes the threads that
+/// wait there (`UFFDIO_ZEROPAGE`, Linux 4.3).
 ///
 /// # Errors
 /// EEXIST: a page is there. ENOENT: the range is not registered. EAGAIN: as for [`uffd_move`].
@@ -420,8 +420,8 @@ pub fn uffd_zeropage(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<()
     unsafe { request(uffd, UFFDIO_ZEROPAGE, &mut zeropage) }
 }
 
-/// Reads messages that are waiting, a few of them, and calls `handle` with each (`read(2)`).
-/// Allocates nothing. Returns whether there were any.
+/// Reads a few of the waiting messages, and calls `handle` with each (`read(2)`). Allocates
+/// nothing. Returns whether there were any.
 pub fn uffd_read(uffd: BorrowedFd<'_>, handle: &mut dyn FnMut(UffdMessage)) -> bool {
     let mut messages = [Message::EMPTY; BATCH];
     let read = read_messages(uffd, &mut messages);
@@ -437,12 +437,13 @@ pub fn uffd_read(uffd: BorrowedFd<'_>, handle: &mut dyn FnMut(UffdMessage)) -> b
     !read.is_empty()
 }
 
-/// Reads messages that are waiting, a few of them (`read(2)`), and calls `write` with the address of
-/// each write to a protected page. Returns whether there were any. Allocates nothing.
+/// Reads a few of the waiting messages (`read(2)`), and calls `write` with the address of each
+/// write to a write-protected page. Returns whether there were any. Allocates nothing.
 ///
-/// A call such as `mremap` that waits for its message to be read goes on, and other code may give the
-/// number to a file of its own right then. So the caller checks the descriptor before each call. A
-/// thread that waits for a page stays asleep until [`uffd_wake`] or [`uffd_let_write`].
+/// A call such as `mremap` that waits for its message goes on once that is read, and other code may
+/// give the descriptor's number to a file of its own right then. So the caller checks the
+/// descriptor before each call. A thread that waits for a page stays asleep until [`uffd_wake`] or
+/// [`uffd_let_write`].
 pub fn uffd_serve_some(uffd: BorrowedFd<'_>, write: &mut dyn FnMut(usize)) -> bool {
     let mut messages = [Message::EMPTY; BATCH];
     let read = read_messages(uffd, &mut messages);
@@ -454,22 +455,23 @@ pub fn uffd_serve_some(uffd: BorrowedFd<'_>, write: &mut dyn FnMut(usize)) -> bo
     !read.is_empty()
 }
 
-/// Reads messages that are waiting, a few of them, and counts those of page faults: threads that
-/// have come to wait since the last call. Allocates nothing. The threads stay asleep until
+/// Reads a few of the waiting messages, and counts the page faults among them: threads that have
+/// begun to wait since the last call. Allocates nothing. The threads stay asleep until
 /// [`uffd_wake`].
 ///
-/// One `read(2)`, because threads with a signal pending send their message again and again.
+/// Makes only one `read(2)`, because threads with a signal pending send their message again and
+/// again.
 pub fn uffd_count_faults(uffd: BorrowedFd<'_>) -> u64 {
     let mut messages = [Message::EMPTY; BATCH];
     let read = read_messages(uffd, &mut messages);
     read.iter().filter(|message| message.event == EVENT_PAGEFAULT).count() as u64
 }
 
-/// Messages that are read at a time.
+/// Messages of one `read(2)`.
 const BATCH: usize = 8;
 
-/// Reads what is waiting, as far as there is room (`read(2)`). A userfaultfd does not block, but a
-/// pipe does whose number this has become meanwhile: so nothing is read unless something is there.
+/// Reads the waiting messages, as far as there is room (`read(2)`). Polls first: a userfaultfd does
+/// not block, but its number may stand for a pipe by now, which does.
 fn read_messages<'a>(uffd: BorrowedFd<'_>, messages: &'a mut [Message; BATCH]) -> &'a [Message] {
     if wait_readable([uffd.as_raw_fd()], 0) == [false] {
         return &[];
@@ -559,8 +561,8 @@ mod tests {
 
     #[test]
     fn a_descriptor_shakes_hands_once() {
-        // Without privilege only this way is open. Where it is refused too, the test has nothing to
-        // check.
+        // Without privilege only this kind can be made. Where it is refused too, the test has
+        // nothing to check.
         let Ok(uffd) = userfaultfd(true) else { return };
         let features = uffd_handshake(uffd.as_fd(), 0).unwrap();
         assert_ne!(features & uffd_feature::SIGBUS, 0);

@@ -1,4 +1,4 @@
-//! Waiting for descriptors.
+//! Waits for descriptors.
 
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
@@ -6,11 +6,11 @@ use std::os::fd::RawFd;
 use crate::errno::{Errno, check};
 
 /// Waits until a descriptor is readable, for at most `ms` milliseconds, or until a signal comes
-/// (`poll(2)`). Returns for each whether there is something to see: bytes, an end or an error.
-/// Negative numbers stand for no descriptor. Allocates nothing.
+/// (`poll(2)`). Returns for each descriptor whether it has something to read: bytes, an end or an
+/// error. Negative numbers stand for no descriptor. Allocates nothing.
 ///
-/// The kernel refuses to look at more descriptors than the process may have open (RLIMIT_NOFILE),
-/// and a program may lower that limit at any time. `select(2)` knows no such limit.
+/// `poll(2)` refuses more descriptors than the process may have open (RLIMIT_NOFILE), and a program
+/// may lower that limit at any time. Then this uses `select(2)`, which knows no such limit.
 pub fn wait_readable<const N: usize>(descriptors: [RawFd; N], ms: i32) -> [bool; N] {
     let mut polled = descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     // SAFETY: the array outlives the call.
@@ -21,12 +21,12 @@ pub fn wait_readable<const N: usize>(descriptors: [RawFd; N], ms: i32) -> [bool;
     }
 }
 
-/// The same by `select(2)`. Descriptors of the library's have small numbers
-/// ([`out_of_the_way`](crate::out_of_the_way)), also where the program has some thousand.
+/// The same by `select(2)`. The library's descriptors have small numbers
+/// ([`out_of_the_way`](crate::out_of_the_way)), even if the program has some thousand.
 fn select_readable<const N: usize>(descriptors: [RawFd; N], ms: i32) -> [bool; N] {
     const BITS: usize = libc::c_ulong::BITS as usize;
     const WORDS: usize = 1 << 10;
-    /// How long to wait where the kernel cannot.
+    /// How long to sleep when `select(2)` fails, in milliseconds.
     const PAUSE_MS: libc::c_long = 1;
     let place = |fd: RawFd| {
         let fd = usize::try_from(fd).ok().filter(|fd| *fd < WORDS * BITS)?;
@@ -49,9 +49,9 @@ fn select_readable<const N: usize>(descriptors: [RawFd; N], ms: i32) -> [bool; N
     if found.is_ok() {
         return descriptors.map(|fd| place(fd).is_some_and(|(word, bit)| wanted[word] & bit != 0));
     }
-    // Some number stands for no file, which the caller will see, or a signal has come.
+    // A number stands for no file, which the caller will notice, or a signal has come.
     let mut rest = MaybeUninit::<libc::timespec>::uninit();
-    // SAFETY: the call reads one structure and may write one.
+    // SAFETY: the call reads one struct and may write one.
     unsafe { libc::nanosleep(&time(PAUSE_MS.min(ms.max(0).into())), rest.as_mut_ptr()) };
     descriptors.map(|_| false)
 }
