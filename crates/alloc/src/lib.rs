@@ -19,8 +19,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [talc](https://docs.rs/talc) keeps the places of a region; its notes on free places lie between
-//! them and leap along.
+//! [talc](https://docs.rs/talc) manages the places of a region. Its notes on free places lie
+//! between them, and leap along.
 
 #![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 
@@ -39,13 +39,12 @@ use talc::source::Manual;
 /// Bytes by which the region grows, unless a place needs more or less is left.
 const STEP: usize = 16 << 20;
 
-/// Hands out places of a region that grows over pools as it is needed, and does not shrink.
-/// Clones are the same allocator. The region is freed when the last clone, and the last
-/// container with one, are gone.
+/// An allocator that hands out places of a region. The region grows over pools as needed, and does
+/// not shrink. Clones are the same allocator. The region is freed when the last clone and the last
+/// container with one are gone.
 ///
-/// Several threads may use it. Containers give places back when they free them, and the
-/// allocator uses these again. While the region grows other threads wait: some 50 ms per GB
-/// where its frames are still being recycled.
+/// Several threads may use it. Places that containers have freed are used again. While the region
+/// grows other threads wait: some 50 ms per GB where its frames are still being recycled.
 #[derive(Clone)]
 pub struct RegionAllocator(Arc<Inner>);
 
@@ -56,9 +55,8 @@ struct Inner {
     capacity: usize,
 }
 
-/// Lists of free places by size: more lists than talc has by default. With the default, talc
-/// finds no place for a size just above the smallest of its last but one list, and that is 832
-/// MB.
+/// Lists of free places by size, more of them than talc has by default: the default finds no place
+/// for a size just above the smallest of its last but one list, which is 832 MB.
 struct Lists;
 
 impl Binning for Lists {
@@ -77,7 +75,7 @@ struct State {
     pools: Vec<Destination>,
 }
 
-// SAFETY: the pointer is an address in the region, which all threads may use; all uses of it are
+// SAFETY: the pointer is an address in the region, which all threads may use, and it is used only
 // under the lock.
 unsafe impl Send for State {}
 
@@ -103,8 +101,8 @@ impl RegionAllocator {
         Ok(RegionAllocator(Arc::new(Inner { state, region, capacity })))
     }
 
-    /// A migration, to be started, of all bytes that the region has now. What the region grows
-    /// by during the job is not part of it.
+    /// A migration of all bytes that the region has now; the caller starts it. Bytes by which the
+    /// region grows during the job are not part of it.
     pub fn migration(&self, to: impl Into<Destination>) -> Migration<'_> {
         let region = &self.0.region;
         Migration::new().range(region, 0..region.len(), to)
@@ -118,14 +116,14 @@ impl RegionAllocator {
     /// The region.
     ///
     /// # Safety
-    /// The caller does not extend it, discard or back parts of it, or access its bytes
-    /// through views: those belong to the allocator and to the containers that have places.
+    /// The caller does not extend it, discard or back parts of it, or access its bytes through
+    /// views: the bytes belong to the allocator and to containers.
     pub unsafe fn region(&self) -> &Region {
         &self.0.region
     }
 
-    /// Sets the pools from which the region grows from now on. After a leap, name those that the
-    /// data is in.
+    /// Sets the pools from which the region grows from now on. After a leap, name the pools that
+    /// the data is in.
     pub fn grow_from<D: Into<Destination>>(&self, pools: impl IntoIterator<Item = D>) {
         self.state().pools = pools.into_iter().map(Into::into).collect();
     }
@@ -140,8 +138,7 @@ impl RegionAllocator {
         let old = region.len();
         // The first place holds talc's notes, and each place a few words.
         let notes = if state.end.is_none() { talc::min_first_heap_size::<Lists>() } else { 64 };
-        // What is free at its end becomes part of the new place.
-        // SAFETY: the end is talc's latest.
+        // Free bytes at the end of the region become part of the new place.
         let free = state.end.map_or(0, |end| unsafe {
             end.as_ptr().addr() - state.places.reserved(end).up_to.as_ptr().addr()
         });

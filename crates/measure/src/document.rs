@@ -1,9 +1,9 @@
 //! A result without a format: sections of facts, tables and notes. Each value knows its unit, and
 //! exporters decide how values look.
 //!
-//! An exporter leaves out what has no name in its format: a fact without a key is for people only,
-//! a fact without a label for programs only; likewise columns without a key or a head, and sections
-//! without a title.
+//! An exporter leaves out everything without a name in its format. A fact without a key is for
+//! people only, a fact without a label for programs only; likewise columns without a key or a head,
+//! and sections without a title.
 
 /// A value with its unit.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,8 +18,7 @@ pub enum Value {
     Count(u64),
     /// A time.
     Ns(u64),
-    /// A time of a short job, in nanoseconds too. People compare it with times of a few
-    /// microseconds, and read all of them in this unit.
+    /// A time of a short job, also in nanoseconds, which exporters for people show in microseconds.
     ShortNs(u64),
     /// A difference of times.
     SignedNs(i64),
@@ -102,7 +101,7 @@ pub struct Fact {
     pub label: &'static str,
     /// The value.
     pub value: Value,
-    /// What a person should know about it. May be empty.
+    /// A remark for people. May be empty.
     pub remark: String,
 }
 
@@ -112,7 +111,7 @@ pub fn fact(key: &'static str, label: &'static str, value: impl Into<Value>) -> 
 }
 
 impl Fact {
-    /// Adds what a person should know about it.
+    /// Adds a remark for people.
     pub fn remark(mut self, remark: impl Into<String>) -> Fact {
         self.remark = remark.into();
         self
@@ -125,7 +124,8 @@ pub struct Column<R> {
     pub key: &'static str,
     /// Name for people, one word. Empty: not for them.
     pub head: &'static str,
-    /// What the head means, for the legend below the table. Empty for heads that say it themselves.
+    /// The meaning of the head, for the legend below the table. Empty if the head is clear by
+    /// itself.
     pub meaning: &'static str,
     /// The cell of a row.
     pub cell: fn(&R) -> Value,

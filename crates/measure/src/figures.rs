@@ -1,6 +1,6 @@
 //! Numbers as people read them.
 
-/// Three significant digits and a unit.
+/// A time with three significant digits and a unit.
 pub fn human_ns(ns: u64) -> String {
     let (value, unit) = match ns {
         0..1_000 => return format!("{ns} ns"),
@@ -11,8 +11,8 @@ pub fn human_ns(ns: u64) -> String {
     format!("{} {unit}", three_digits(value))
 }
 
-/// Three significant digits and a binary unit. Whole numbers have no decimals, also those that are
-/// whole in three digits only: otherwise `8 GiB` and `8.00 GiB` would stand side by side.
+/// A size with three significant digits and a binary unit. A number that is whole in three digits
+/// has no decimals: otherwise `8 GiB` and `8.00 GiB` would stand side by side.
 pub fn human_bytes(bytes: f64) -> String {
     const UNITS: [&str; 6] = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes;
@@ -32,7 +32,7 @@ pub fn human_bytes(bytes: f64) -> String {
     format!("{digits} {}", UNITS[unit])
 }
 
-/// With as many decimals as three significant digits leave.
+/// A number with three significant digits, but at most two decimals: 0.12, 1.23, 12.3, 123, 1234.
 pub fn three_digits(value: f64) -> String {
     let digits = match value {
         value if value >= 99.95 => 0,
@@ -42,7 +42,7 @@ pub fn three_digits(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// Three significant digits, with k or m for thousands or millions.
+/// A number with three significant digits, and k or m for thousands or millions.
 pub fn short(number: f64) -> String {
     let (value, unit) = match number {
         number if number >= 999_500.0 => (number / 1e6, "m"),
@@ -52,7 +52,7 @@ pub fn short(number: f64) -> String {
     if value.fract() == 0.0 { format!("{value}{unit}") } else { three_digits(value) + unit }
 }
 
-/// With commas between groups of three digits.
+/// A number with commas between groups of three digits.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);

@@ -1,9 +1,10 @@
-//! Short jobs at rest: what the start and the whole of a job take, beside copies of the same bytes.
+//! Times short jobs at rest, beside copies of the same bytes: the time until the start returned,
+//! and the time of the whole job.
 //!
-//! A job of a few pages takes far longer than their copy, and its time depends more on the number of
-//! its ranges than on their bytes. So a [`Shape`] has both, and [`Scene::sample`] times one job of a
-//! shape, directly after copies of the same ranges. [`KernelScene`] times the kernel with the same
-//! pages of private memory.
+//! A job of a few pages takes far longer than copying them, and its time depends more on the number
+//! of its ranges than on their bytes. So a [`Shape`] has both. [`Scene::sample`] times one job of a
+//! shape, directly after copies of the same ranges. [`KernelScene`] times the kernel's `move_pages`
+//! with the same pages of private memory.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -20,7 +21,7 @@ use crate::leap::check_complete;
 use crate::memcpy::{BaseLine, Copies, Target};
 use crate::private::PrivateMemory;
 
-/// Base pages between two ranges, which stay where they are.
+/// Base pages between two ranges. They do not move.
 const GAP_PAGES: usize = 13;
 
 /// How many ranges a job has, and how large they are.
@@ -35,7 +36,7 @@ pub struct Shape {
 /// One range of 4 KB to 16 MB.
 pub const SMALL: [Shape; 6] =
     [shape(1, 1), shape(1, 16), shape(1, 64), shape(1, 256), shape(1, 1024), shape(1, 4096)];
-/// Many ranges: of a page, as the leaves of a B+-tree, and of 16.
+/// Many ranges of one page, as the leaves of a B+-tree, and of 16 pages.
 pub const SCATTERED: [Shape; 4] = [shape(128, 1), shape(512, 1), shape(2048, 1), shape(512, 16)];
 
 const fn shape(ranges: usize, range_pages: usize) -> Shape {
@@ -90,19 +91,19 @@ impl Way {
 /// One job, and the copies of the same bytes before it.
 #[derive(Clone, Debug)]
 pub struct JobSample {
-    /// How it was waited for.
+    /// How the program waited for it.
     pub way: Way,
-    /// Until `Migration::start` returned; `None` of [`Way::Run`].
+    /// Time until `Migration::start` returned; `None` for [`Way::Run`].
     pub start_ns: Option<u64>,
-    /// From the start until the report was there.
+    /// Time from the start until the report was there.
     pub whole_ns: u64,
     /// The copies.
     pub copies: Copies,
     /// The job's engine.
     pub engine: EngineName,
-    /// Pages by the engine that has moved them.
+    /// The number of pages that each engine has moved.
     pub moved_by: Vec<(EngineName, u64)>,
-    /// Words that were not as before, after the job or after the way back.
+    /// Words that differed from their value before the job, after it or after the way back.
     pub lost: u64,
 }
 
@@ -124,8 +125,8 @@ pub struct Scene<'a> {
 }
 
 impl<'a> Scene<'a> {
-    /// Touches all pages, and takes memory for the copy out of the destination. `pools` are that of
-    /// the region and the destination.
+    /// Touches all pages, and takes memory for the copy from the destination. `pools`: the
+    /// region's, and the destination.
     ///
     /// # Errors
     /// If the region is too small for the shape, or the destination for the copy.
@@ -135,9 +136,9 @@ impl<'a> Scene<'a> {
         Ok(Scene { region, pools, contents, target, context: MigrationContext::new() })
     }
 
-    /// Writes to the ranges, copies them, and then moves them by one job to the destination. The way
-    /// back is not measured. `asks` sets what is asked of the job. `None` as soon as `stopped` says
-    /// so.
+    /// Writes to the ranges, copies them, and then moves them to the destination by one job. The
+    /// way back is not measured. `asks` sets the options of the job. Returns `None` as soon as
+    /// `stopped` is true.
     ///
     /// # Errors
     /// If a job cannot be started, or ended early.
@@ -158,7 +159,7 @@ impl<'a> Scene<'a> {
         self.check(&report)?;
         let mut lost = self.contents.lost(self.words()?);
         if lost > 0 {
-            // The way back is not to be blamed for it.
+            // So that the check of the way back does not count these words again.
             self.contents.renew(self.words()?);
         }
         self.check(&self.migration(self.pools[0]).context(&self.context).run()?)?;
@@ -201,17 +202,18 @@ fn run_with(job: Migration) -> Result<Timed, Error> {
     Ok((None, start.elapsed().as_nanos() as u64, report))
 }
 
-/// The values that words of the ranges, and of the gaps between them, must have. All values differ,
-/// and none is zero. So a page that is empty, or in the place of another page, is found.
+/// The values that the words of the ranges and of the gaps between them must have. All values
+/// differ, and none is zero, so a page that is empty or in the place of another one is found.
 struct Contents {
     parts: Vec<Range<usize>>,
     gaps: Vec<Range<usize>>,
-    /// How often the ranges got new values. An older copy of a page differs in all of its words.
+    /// How often the ranges got new values. All words of a page differ from those of its older
+    /// copies.
     round: Cell<u64>,
 }
 
 impl Contents {
-    /// Fills `words`, which are all from the first range to the last one.
+    /// Fills `words`, which reach from the first range to the last one.
     fn new(shape: Shape, words: &[AtomicU64]) -> Contents {
         let parts = shape.parts();
         let gaps: Vec<_> = parts.windows(2).map(|pair| pair[0].end..pair[1].start).collect();
@@ -226,7 +228,7 @@ impl Contents {
         fill(words, &self.parts, self.round.get());
     }
 
-    /// How many words are not as they were left.
+    /// How many words differ from their expected values.
     fn lost(&self, words: &[AtomicU64]) -> u64 {
         let differs = |(word, value): &(&AtomicU64, u64)| word.load(Ordering::Relaxed) != *value;
         let parts = expected(words, &self.parts, self.round.get());
@@ -258,8 +260,8 @@ pub struct KernelScene {
 }
 
 impl KernelScene {
-    /// Takes the memory on the first node of `nodes` and touches all of it. The second one is that
-    /// to which the pages move.
+    /// Takes the memory on the first of the two nodes, and touches all of it. The pages move to the
+    /// second one.
     ///
     /// # Errors
     /// If a limit of the process or the machine leaves less, on that node or at all.
@@ -270,13 +272,14 @@ impl KernelScene {
         let pages = contents.parts.iter().cloned().flat_map(|part| part.step_by(BASE_PAGE));
         let pages = pages.map(|at| start + at).collect();
         let scene = KernelScene { memory, contents, pages, home, away };
-        // The node may have been full. A page that lies at its destination already costs nothing.
+        // The first node may have been full. A page that lies at its destination already would cost
+        // nothing.
         scene.go_home()?;
         Ok(scene)
     }
 
-    /// Writes to the ranges, and then times the system call `move_pages` with the list of all their
-    /// pages, to the second node. The way back is not measured.
+    /// Writes to the ranges, then times one system call `move_pages` that moves all their pages to
+    /// the second node. The way back is not measured.
     ///
     /// # Errors
     /// If the kernel refuses the list, or leaves pages where they are.
@@ -291,7 +294,7 @@ impl KernelScene {
             call: "move_pages",
             source: std::io::Error::from_raw_os_error(errno.0),
         })?;
-        // The statuses of pages that the kernel has not tried say nothing, so it is asked again.
+        // The kernel writes no status for pages that it has not tried, so this queries all of them.
         self.all_are_on(self.away)?;
         let lost = self.contents.lost(self.memory.words());
         self.go_home()?;
@@ -317,7 +320,7 @@ impl KernelScene {
 pub struct KernelSample {
     /// The time of the call.
     pub ns: u64,
-    /// Words that were not as before.
+    /// Words that differed from their value before the call.
     pub lost: u64,
 }
 
@@ -400,7 +403,7 @@ mod tests {
 
     #[test]
     fn pages_that_the_kernel_leaves_are_counted() {
-        // To move pages to the node where they lie is no work, and works everywhere.
+        // Moving pages to the node where they lie is no work, and possible on every machine.
         let shape = shape(4, 2);
         let scene = KernelScene::new(shape, [node(); 2]).unwrap();
         let sample = scene.sample().unwrap();

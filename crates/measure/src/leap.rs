@@ -1,4 +1,4 @@
-//! Runs one job and watches it from outside.
+//! Runs one job, and watches it from outside.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::AtomicU64;
@@ -11,23 +11,23 @@ use crate::load::Beside;
 use crate::memcpy::cpu_ns;
 use crate::phase::Phase;
 
-/// How often the calling thread looks at a running job. Rarely, because reading the list of
-/// mappings holds up threads that change mappings.
+/// The time between two looks of the calling thread at a running job. It is long, because reading
+/// the list of mappings blocks threads that change mappings (mmap lock).
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// What the caller wants after a look at a running job.
+/// The decision of the caller after a look at a running job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// Go on.
     GoOn,
-    /// Cancel the job. It ends when the areas under way are whole.
+    /// Cancel the job. It ends when the areas that are under way have been completed.
     Cancel,
 }
 
-/// What was seen of one leap.
+/// The observations of one leap.
 #[derive(Clone, Debug)]
 pub struct Watched {
-    /// What the library reports.
+    /// The library's report.
     pub report: Report,
     /// From the call that started the job to its end, recycling included.
     pub elapsed: Duration,
@@ -36,14 +36,15 @@ pub struct Watched {
     /// CPU time of the leap: of the calling thread for starting the job, and of the job's threads
     /// until the last page had moved. `None` if the kernel does not say.
     pub migrate_cpu_ns: Option<u64>,
-    /// Mappings before the leap: of regions and pools, or what [`watch_counting`] counts.
+    /// Mappings before the leap, of regions and pools, or those that the caller of
+    /// [`watch_counting`] counts.
     pub mappings_before: usize,
-    /// The most mappings that were seen.
+    /// The most mappings at any look.
     pub mappings_peak: usize,
     /// Mappings after it.
     pub mappings_after: usize,
-    /// Anonymous memory at most, less the amount before; `None` if the leap was over before the
-    /// first look.
+    /// The most anonymous memory at any look, minus the amount before; `None` if the leap was over
+    /// before the first look.
     pub overhead_bytes: Option<u64>,
 }
 
@@ -60,7 +61,7 @@ impl Watched {
 }
 
 /// Starts a job by `start`, watches it until it ends, and tells the load's threads when it begins
-/// and ends. `look` is called every 50 ms, and may cancel it.
+/// and ends. Calls `look` every 50 ms, which may cancel the job.
 ///
 /// # Errors
 /// If the job cannot be started.
@@ -72,7 +73,7 @@ pub fn watch(
     watch_counting(observe::pool_mapping_count, start, beside, look)
 }
 
-/// As [`watch`], with other mappings counted than those of regions and pools.
+/// As [`watch`], but counts mappings by `mappings` instead of those of regions and pools.
 ///
 /// # Errors
 /// If the job cannot be started, or mappings cannot be counted.
@@ -121,7 +122,7 @@ pub fn watch_counting(
     })
 }
 
-/// Waits until the job ends. `look` is called every 50 ms, and may cancel it.
+/// Waits until the job ends. Calls `look` every 50 ms, which may cancel the job.
 pub fn finish(job: &Job, mut look: impl FnMut(&Job) -> Wish) {
     while !finished_within(job, LOOK_EVERY) {
         if look(job) == Wish::Cancel {
@@ -136,7 +137,7 @@ fn finished_within(job: &Job, time: Duration) -> bool {
     job.is_finished()
 }
 
-/// Refuses a report whose time says nothing: only some of the `pages` pages have moved.
+/// Refuses a report with fewer than `pages` moved pages, because its time is meaningless then.
 ///
 /// # Errors
 /// [`Error::Incomplete`].
@@ -147,9 +148,9 @@ pub fn check_complete(report: &Report, pages: u64) -> Result<(), Error> {
     Err(Error::Incomplete { pages, report: Box::new(report.clone()) })
 }
 
-/// Time to write the first word of each base page, less the time to do so again: what a leap leaves
-/// for later. A huge page that is mapped in pieces shows. The words keep their values; no other
-/// thread may write to them meanwhile.
+/// The cost of first touches that a leap leaves behind: the time to write the first word of each
+/// base page, minus the time to do so again. It shows, for example, a huge page that is mapped in
+/// pieces. The words keep their values; no other thread may write to them meanwhile.
 pub fn first_touch_ns(words: &[AtomicU64]) -> i64 {
     let first = touch_ns(words);
     first - touch_ns(words)
@@ -164,8 +165,8 @@ fn touch_ns(words: &[AtomicU64]) -> i64 {
     start.elapsed().as_nanos() as i64
 }
 
-/// Anonymous memory of the process (RssAnon), which regions and pools are no part of; `None` if the
-/// kernel hides it.
+/// Anonymous memory of the process (RssAnon), which does not include regions and pools; `None` if
+/// the kernel hides it.
 fn anonymous_bytes() -> Option<u64> {
     rss_anon(&std::io::read_to_string(pageleap_sys::open_own("status").ok()?).ok()?)
 }

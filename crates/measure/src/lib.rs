@@ -1,8 +1,8 @@
-//! Measures what a leap costs: loads that run beside it, samples of each run, statistics over the
+//! Measures the cost of a leap: loads that run beside it, samples of each run, statistics over the
 //! samples, and exporters.
 //!
 //! The commands `demo` and `bench` share this crate. They parse arguments, decide what runs in
-//! which order, and show progress; everything that is measured or printed as a result comes from
+//! which order, and show progress. All measurements, and all results that they print, come from
 //! here.
 //!
 //! ```text
@@ -14,11 +14,11 @@
 //!
 //! * [`load`]: threads that write, read or map memory while pages leap, and the shadow copy that
 //!   finds lost writes.
-//! * [`leap`]: runs one job, watches it from outside, and keeps what it saw.
+//! * [`leap`]: runs one job, watches it from outside, and keeps the observations.
 //! * [`jobs`]: short jobs at rest, each beside copies of the same bytes.
-//! * [`memcpy`]: the base line that leaps are compared with.
+//! * [`memcpy`]: the base line for leaps: copies of the same bytes by one thread.
 //! * [`private`]: private anonymous memory for measurements.
-//! * [`sample`]: what one run of one leap showed.
+//! * [`sample`]: the results of one leap beside one load.
 //! * [`statistics`]: medians, quartiles and extremes. Pure.
 //! * [`document`]: a result as facts and tables, with a unit for each value. Knows no format.
 //! * [`export`]: one file for each format. A further format is one file and one line.
@@ -64,15 +64,15 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// A job ended before all pages had moved, so that its time says nothing.
+    /// A job ended before all pages had moved, so its time is meaningless.
     #[error("a leap did not move all of its {pages} pages, so its time says nothing: {report}")]
     Incomplete {
         /// Pages that were to move.
         pages: u64,
-        /// What the job says.
+        /// The job's report.
         report: Box<pageleap::Report>,
     },
-    /// The kernel has left pages where they were, so that its time says nothing.
+    /// The kernel has left pages where they were, so its time is meaningless.
     #[error("the kernel left {stayed} of {pages} pages where they were, so its time says nothing")]
     Stayed {
         /// Pages that stayed.

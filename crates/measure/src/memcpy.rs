@@ -1,9 +1,9 @@
-//! The base line that leaps are compared with: one thread copies the same bytes.
+//! The base line for leaps: one thread copies the same bytes.
 //!
-//! The C library's memcpy is not always the fastest copy, and the size of its steps changes the
-//! time by up to a third. Which method is fastest differs from machine to machine. So each run
-//! times all [`METHODS`], and the base line is the method whose median over all runs is the lowest.
-//! A leap is compared with the copy of its own run by that method.
+//! The C library's memcpy is not always the fastest copy, its step size changes the time by up to a
+//! third, and the fastest method differs between machines. So each run times all [`METHODS`], and
+//! the base line is the method with the lowest median over all runs. A leap is compared with the
+//! copy by that method in its own run.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,10 +30,10 @@ const fn memcpy(step_bytes: usize) -> CopyMethod {
     CopyMethod { by: CopyLoop::Memcpy, step_bytes }
 }
 
-/// What one copy took.
+/// The times of one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// By the clock on the wall.
+    /// Wall-clock time.
     pub ns: u64,
     /// CPU time of the copying thread; `None` if the kernel does not say.
     pub cpu_ns: Option<u64>,
@@ -62,29 +62,29 @@ impl BaseLine {
         METHODS[self.0]
     }
 
-    /// The copy of a run that leaps of that run are compared with.
+    /// The copy of a run with which leaps of that run are compared.
     pub fn copy_in(self, run: &Copies) -> Copy {
         run[self.0]
     }
 }
 
-/// Memory that copies go to. If a pool has it, its frames are given back to the pool on drop.
+/// Memory for copies. Frames of a pool are given back to it on drop.
 pub struct Target<'a> {
     from: &'a [AtomicU64],
-    /// The bytes that are copied. In the copy they stand one behind the other.
+    /// The parts that are copied. In the copy they follow each other without gaps.
     parts: Vec<Range<usize>>,
     copy: Held,
 }
 
-/// What a target holds.
+/// The memory of a target.
 enum Held {
     Region(Region),
     Private(PrivateMemory),
 }
 
 impl<'a> Target<'a> {
-    /// Takes as much memory from `pool` as `region` has, and touches all of it, so that no copy
-    /// meets page faults.
+    /// Takes as much memory from `pool` as `region` has, and touches all of it, so that copies meet
+    /// no page faults.
     ///
     /// # Errors
     /// If the pool has too few free frames.
@@ -121,18 +121,19 @@ impl<'a> Target<'a> {
         Target { from, parts, copy: Held::Private(copy) }
     }
 
-    /// Copies all of it. Other threads may write to what is copied meanwhile.
+    /// Copies all of it. Other threads may write to the source meanwhile.
     pub fn copy(&self, method: CopyMethod) -> Copy {
         let to = match &self.copy {
             Held::Region(region) => region.as_ptr().as_ptr(),
             Held::Private(memory) => memory.as_ptr(),
         };
         let (mut to, from) = (to.addr(), self.from.as_ptr().addr());
-        // A thread's CPU time takes a system call, which a copy of a page would show.
+        // Reading a thread's CPU time takes a system call, which would show in the time of a
+        // one-page copy.
         let (cpu_start, start) = (cpu_ns(), Instant::now());
         for part in &self.parts {
-            // SAFETY: the part lies in what is copied, and the copy has room for all parts. They do
-            // not overlap; no other thread knows the copy, and nobody looks at its contents.
+            // SAFETY: the part lies in the source, and the copy has room for all parts. They do not
+            // overlap; no other thread knows the copy, and nobody reads its contents.
             unsafe { pageleap_sys::copy_racing(to, from + part.start, part.len(), method) };
             to += part.len();
         }
@@ -140,10 +141,10 @@ impl<'a> Target<'a> {
         Copy { ns, cpu_ns: cpu_start.zip(cpu_ns()).map(|(from, to)| to - from) }
     }
 
-    /// Copies once by each of [`METHODS`], starting with another one in each run; `None` as soon as
-    /// `stopped` says so.
+    /// Copies once by each of [`METHODS`], starting with another one in each run. Returns `None` as
+    /// soon as `stopped` is true.
     pub fn copy_by_all_methods(&self, run: usize, stopped: &dyn Fn() -> bool) -> Option<Copies> {
-        // The first copy finds the caches as something else has left them.
+        // A warm-up: the first copy finds other data in the caches.
         self.copy(METHODS[0]);
         let mut copies = [Copy { ns: 0, cpu_ns: None }; METHODS.len()];
         for turn in 0..METHODS.len() {

@@ -1,4 +1,4 @@
-//! Where a run stands, as the threads beside the leap see it, and times by phase.
+//! The phase of a run, as the threads beside the leap see it, and times by phase.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ const FIGURES: u8 = 3;
 /// All phases, in the order of arrays that have an entry for each phase.
 pub const PHASES: [Phase; 4] = [Phase::Before, Phase::Memcpy, Phase::During, Phase::After];
 
-/// A part of the run, by what goes on beside the load.
+/// A part of the run, by the event beside the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
@@ -87,8 +87,8 @@ impl Stage {
     }
 }
 
-/// Tells the threads to end when the measurement ends, also by an error: the scope that started
-/// them waits for them.
+/// Tells the threads to end when the measurement ends, even by an error, because the scope that
+/// started them waits for them.
 pub struct StopOnDrop<'a>(pub &'a Stage);
 
 impl Drop for StopOnDrop<'_> {
@@ -134,7 +134,7 @@ impl Times {
         self.0[phase as usize].len()
     }
 
-    /// The time that the given share of the times of `phase` does not exceed; `None` without times.
+    /// The time that this share of the times of `phase` does not exceed; `None` without times.
     pub fn quantile_ns(&self, phase: Phase, share: f64) -> Option<u64> {
         let histogram = &self.0[phase as usize];
         (!histogram.is_empty()).then(|| histogram.value_at_quantile(share))

@@ -1,5 +1,5 @@
-//! Private anonymous memory: a mapping, or a block of the program's allocator. It leaps in place,
-//! and memcpys of it go to such memory.
+//! Private anonymous memory for measurements: a mapping, or a block of the program's allocator. It
+//! leaps in place, and is the target of memcpys.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use pageleap_sys::{self as sys, Advice, Errno, Policy};
 
 use crate::Error;
 
-/// Bytes that are filled between two calls that tell of progress.
+/// Bytes that are filled between two reports of progress.
 const PIECE: usize = 16 << 20;
 
 /// Whole pages of private anonymous memory, given back on drop.
@@ -17,7 +17,7 @@ const PIECE: usize = 16 << 20;
 pub struct PrivateMemory {
     start: usize,
     len: usize,
-    /// The block, if the allocator has given it. Otherwise it is a mapping of its own.
+    /// The layout of the allocator's block; `None` for a mapping.
     block: Option<Layout>,
 }
 
@@ -40,9 +40,9 @@ impl PrivateMemory {
         Ok(memory)
     }
 
-    /// The same from the program's allocator, filled with zeros: whole pages of a block, as
-    /// `malloc` gives it. `filled` hears of the bytes that are filled so far. The memory policy and
-    /// the advice on huge pages stay with the addresses, also after the allocator has them back.
+    /// The same from the program's allocator (`malloc`), filled with zeros: whole pages of a block.
+    /// `filled` gets the number of bytes that are filled so far. The memory policy and the advice
+    /// on huge pages stay with the addresses, even after the block has been freed.
     ///
     /// # Errors
     /// If the allocator, a limit of the process, or the machine leaves less.
@@ -75,7 +75,7 @@ impl PrivateMemory {
         Ok(memory)
     }
 
-    /// Says where its pages come from, and which size they have.
+    /// Sets its memory policy (mbind) and page size (madvise).
     fn prepare(&self, page: PageSize, node: NodeId) -> Result<(), Error> {
         let advice = if page == PageSize::Thp { Advice::HugePage } else { Advice::NoHugePage };
         // SAFETY: whole pages of this value's own. Neither call changes contents.
@@ -114,7 +114,7 @@ impl Drop for PrivateMemory {
     }
 }
 
-/// Makes an error of a call's error number.
+/// Turns an error number of a call into an error.
 fn failed(call: &'static str) -> impl FnOnce(Errno) -> Error {
     move |errno| Error::Call { call, source: std::io::Error::from_raw_os_error(errno.0) }
 }

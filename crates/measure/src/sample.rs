@@ -1,4 +1,4 @@
-//! A sample: what one run of one leap showed, inside and beside it.
+//! A sample: the results of one leap beside one load.
 
 use std::sync::atomic::AtomicU64;
 
@@ -13,23 +13,23 @@ use crate::phase::Phase;
 /// One leap beside one load.
 #[derive(Debug)]
 pub struct Sample {
-    /// What was seen of the leap.
+    /// The observations of the leap.
     pub leap: Watched,
-    /// What the load did.
+    /// The results of the load.
     pub load: Log,
-    /// Time to touch all pages after the leap, less the time to do so again. Below 0 if that is
-    /// less than the noise.
+    /// Time to touch all pages after the leap, minus the time to do so again. Negative if the
+    /// difference is below the noise.
     pub first_touch_ns: i64,
-    /// Time to take and populate the memory that pages were copied into, before the leap. `None` if
-    /// it was there.
+    /// Time to allocate and populate the memory for the copies, before the leap. `None` if it
+    /// existed already.
     pub populate_ns: Option<u64>,
     /// Words that do not contain the last value written to them.
     pub lost: u64,
 }
 
 impl Sample {
-    /// Leaps once beside a load. `words` are what leaps, and `shadow` belongs to them. `start`
-    /// starts the job. `look` is called every 50 ms, and may cancel the job.
+    /// Leaps once beside a load. `words` is the memory that leaps, and `shadow` its expected
+    /// contents. `start` starts the job. Calls `look` every 50 ms, which may cancel the job.
     ///
     /// # Errors
     /// If the job or a thread of the load cannot be started. A leap that ended early is no error
@@ -63,13 +63,12 @@ impl Sample {
         self.leap.report.bytes_recopied as f64 / self.leap.report.bytes as f64
     }
 
-    /// The gap during the leap that the given share of the gaps does not exceed; `None` without
-    /// gaps.
+    /// The gap that this share of the gaps during the leap does not exceed; `None` without gaps.
     pub fn gap_ns(&self, share: f64) -> Option<u64> {
         self.load.gaps.quantile_ns(Phase::During, share)
     }
 
-    /// The window that the given share of the windows does not exceed; `None` without windows.
+    /// The window that this share of the windows does not exceed; `None` without windows.
     pub fn window_ns(&self, share: f64) -> Option<u64> {
         let windows = &self.leap.report.windows;
         (windows.count > 0).then(|| windows.quantile(share))

@@ -36,7 +36,7 @@ pub fn median_if_all_known(values: &[Option<f64>]) -> Option<f64> {
     median(&values.iter().copied().collect::<Option<Vec<f64>>>()?)
 }
 
-/// Values in five numbers.
+/// A five-number summary of values, with their count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
     /// How many values there are.

@@ -88,7 +88,7 @@ impl Serialize for Json<'_> {
             | Value::Bytes(number) => serializer.serialize_u64(*number),
             Value::SignedNs(number) => serializer.serialize_i64(*number),
             Value::PerSecond(number) | Value::Ratio(number) | Value::Share(number) => {
-                // Infinity and what is not a number become null.
+                // Infinity and NaN become null.
                 serializer.serialize_f64(*number)
             }
             Value::List(values) => {

@@ -6,10 +6,10 @@ use super::Beside;
 use super::gaps::Gaps;
 use super::writer::WriteLog;
 
-/// What the bystander maps and faults in each round.
+/// Bytes that the bystander maps and faults in each round.
 const ROUND_BYTES: usize = 256 << 10;
 
-/// Maps, faults and unmaps memory until the stage says stop. The log counts rounds as writes.
+/// Maps, faults and unmaps memory until the stage is stopped. The log counts rounds as writes.
 pub(super) fn run(shadow: Vec<u64>, beside: &Beside) -> WriteLog {
     let mut gaps = Gaps::begin(beside);
     let mut rounds = 0;

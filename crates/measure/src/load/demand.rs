@@ -1,4 +1,4 @@
-//! What is asked of writers: how many writes per second, and to which rows.
+//! The demand on writers: how many writes per second, and to which rows.
 
 use std::fmt;
 use std::str::FromStr;
@@ -58,7 +58,7 @@ impl fmt::Display for Rate {
 }
 
 impl Rate {
-    /// The rate of one of `writers` writers that reach this rate together.
+    /// The share of one writer, if `writers` writers reach this rate together.
     pub fn part(self, writer: usize, writers: usize) -> Rate {
         let until = |rate: u64, writer: usize| rate * writer as u64 / writers as u64;
         match self {
@@ -82,7 +82,7 @@ impl Rows {
     pub(super) fn choose(self, random: &mut SplitMix64, rows: usize) -> usize {
         let hot = rows / HOT_PART;
         match self {
-            // Fewer than 32 rows have no first part.
+            // Fewer than 32 rows have no hot part.
             _ if hot == 0 => random.below(rows),
             Rows::Uniform => random.below(rows),
             Rows::Skewed if random.below(4) < 3 => random.below(hot),

@@ -1,9 +1,9 @@
-//! Gaps: what a thread of a load notices of a wait.
+//! Gaps: the waits that a thread of a load notices.
 //!
-//! A *gap* is the time from the end of one operation of a thread to the end of its next operation:
-//! a batch of writes, a part of the words that is read, a round of the bystander. The thread itself
-//! reads the clock, so that a gap has all that holds the thread up: page faults, windows, the
-//! scheduler. Recording allocates nothing.
+//! A *gap* is the time from the end of one operation of a thread to the end of its next one. An
+//! operation is a batch of writes, a part of the words that is read, or a round of the bystander.
+//! The thread itself reads the clock, so a gap includes everything that delays the thread: page
+//! faults, windows, the scheduler. Recording allocates nothing.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ pub(super) struct End {
     pub now: Instant,
     /// How long it was.
     pub gap: Duration,
-    /// Where it counts.
+    /// The phase in which it counts.
     pub phase: Phase,
 }
 
@@ -44,15 +44,15 @@ impl Gaps {
         End { now, gap, phase }
     }
 
-    /// Drops the gap that is open, and starts one at `at`, which may have passed: from then on the
-    /// thread has something to do again.
+    /// Drops the gap that is open, and starts one at `at`, the time from which the thread has had
+    /// work again. It may lie in the past.
     pub fn resume(&mut self, at: Instant, beside: &Beside) {
         self.last_end = self.last_end.max(at);
         self.last_phase = beside.stage.phase();
     }
 
-    /// All gaps. The open gap counts as if it ended now, because the load's end must not hide the
-    /// wait of a thread that did not come to its next operation.
+    /// All gaps. The open gap counts as if it ended now, so that the end of the load does not hide
+    /// a wait that is still going on.
     pub fn finish(mut self, beside: &Beside) -> Times {
         self.end(beside);
         self.times
@@ -84,13 +84,13 @@ mod tests {
         let beside = Beside::new();
         let mut gaps = Gaps::begin(&beside);
         let pause = Duration::from_secs(1000);
-        // The pause began long before the thread comes back.
+        // The pause began long ago.
         gaps.last_end -= pause;
         let over = Instant::now() - pause / 2;
         gaps.resume(over, &beside);
         let End { now, gap, phase } = gaps.end(&beside);
         assert_eq!((gap, phase), (now - over, Phase::Before));
-        // Never before the end of the operation before.
+        // A gap never starts before the end of the previous operation.
         gaps.resume(over, &beside);
         assert_eq!(gaps.last_end, now);
         assert_eq!(gaps.ended().count(Phase::Before), 1);

@@ -1,4 +1,4 @@
-//! A thread for which the kernel writes words of the region (preadv).
+//! A thread that lets the kernel write words of the region, by preadv.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ use crate::phase::{Phase, Times};
 
 /// Words of a base page. The last of them is the kernel's to write.
 pub const WORDS_PER_PAGE: usize = BASE_PAGE / size_of::<u64>();
-/// Words that one call writes, evenly spread, so that some of them lie in the area that is moving.
+/// Words that one call writes, spread evenly, so that some of them lie in the area that is moving.
 const SPREAD: usize = 64;
 /// Between two calls: often enough to meet most areas, and too rarely to cost a measurable share of
 /// a CPU.
@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Set in every value that the kernel writes, and in no other.
 const MARK: u64 = 1 << 62;
 
-/// What the kernel has written for a thread.
+/// The kernel's writes for one thread.
 #[derive(Debug, Default)]
 pub(super) struct KernelLog {
     /// The last value of each word that is the kernel's; 0 where the kernel has written nothing.
@@ -50,7 +50,7 @@ pub(super) fn run(
     let mut log = KernelLog { last: vec![0; pages], ..KernelLog::default() };
     loop {
         let value = MARK | (calls_before + log.calls);
-        // A step that meets every page in the end.
+        // A multiplicative step, which meets every page in the end.
         let first = (log.calls as usize).wrapping_mul(0x9E37_79B9) % pages;
         let chosen: Vec<usize> =
             (0..spread).map(|at| (first + at * pages / spread) % pages).collect();
@@ -85,7 +85,8 @@ fn memory_file() -> Result<File, Error> {
     }
 }
 
-/// Lets the kernel read the file into all pieces. Returns whether that took more than one call.
+/// Lets the kernel read the file into all pieces (preadv). Returns whether that took more than one
+/// call.
 fn read_words(file: &File, pieces: &[libc::iovec]) -> Result<bool, Error> {
     let mut done = 0;
     let mut repeated = false;
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn calls_that_fail_are_counted_and_repeated() {
-        // A region whose second page may not be written for a while.
+        // Memory whose second page is read-only for a while.
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a fresh mapping, looked at as atomics, which all bytes are.
@@ -160,7 +161,7 @@ mod tests {
         let log = while_running(
             |beside| run(words, 0, beside).unwrap(),
             |_| {
-                // The call that has written the first word is stuck at the second one.
+                // The call has written the first word, and is stuck at the second one.
                 if closed.get() && first.load(Ordering::Relaxed) != 0 {
                     thread::sleep(PAUSE);
                     protect(access);

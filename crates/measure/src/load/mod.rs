@@ -1,7 +1,7 @@
-//! What runs beside a leap: threads that write, read or map memory.
+//! Loads that run beside a leap: threads that write, read or map memory.
 //!
-//! [`run_beside`] starts the threads of a [`Load`], runs what is measured, and joins the threads.
-//! A [`Shadow`] knows what the words of the region must contain after all loads so far.
+//! [`run_beside`] starts the threads of a [`Load`], runs the measured code, and joins the threads.
+//! A [`Shadow`] knows the words that the region must contain after all loads so far.
 
 mod bystander;
 mod demand;
@@ -30,11 +30,11 @@ use crate::phase::{PHASES, Phase, Stage, StopOnDrop, Times};
 const WARM_UP: Duration = Duration::from_millis(10);
 /// The longest wait for the first write of a slow writer.
 const LONGEST_WARM_UP: Duration = Duration::from_millis(200);
-/// A writer's number begins at this bit of the values that it writes: below it the writers count
-/// their writes, above it are marks.
+/// The lowest bit of a writer's number in the values that it writes. The bits below count its
+/// writes, and those above are marks.
 const WRITER_SHIFT: u32 = 54;
 
-/// What goes on beside a leap.
+/// The work of threads beside a leap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Nothing.
@@ -50,36 +50,37 @@ pub enum Work {
 pub struct Writing {
     /// How often, and which words.
     pub pattern: Pattern,
-    /// Threads that write, each to its part of the words.
+    /// Threads that write, each to its own part of the words.
     pub writers: usize,
     /// Threads that read all words meanwhile.
     pub readers: usize,
-    /// Whether the kernel writes a word of each base page, too. The region then has whole pages.
+    /// Whether the kernel writes a word of each base page, too. The region must then consist of
+    /// whole pages.
     pub kernel: bool,
 }
 
 /// Work, and the seed of its choices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// What goes on.
+    /// The work.
     pub work: Work,
     /// Seed of the writers' choice of words, and of the spells of a changing load. All loads of one
     /// seed have the same spells.
     pub seed: u64,
 }
 
-/// What the words of a region must contain.
+/// The expected words of a region.
 #[derive(Debug)]
 pub struct Shadow {
     words: Vec<u64>,
     /// Writes of all loads so far.
     written: u64,
-    /// Calls so far by which the kernel has written.
+    /// Calls so far by which the kernel wrote.
     kernel_calls: u64,
 }
 
 impl Shadow {
-    /// Takes what the words contain now.
+    /// Expects the present contents of the words.
     pub fn of(words: &[AtomicU64]) -> Shadow {
         Shadow { words: contents(words), written: 0, kernel_calls: 0 }
     }
@@ -95,7 +96,8 @@ impl Shadow {
         lost_words(words, &self.words)
     }
 
-    /// Takes what the words contain now, so that a later leap is not blamed for what is lost.
+    /// Expects the present contents from now on, so that words lost so far do not count for a later
+    /// leap.
     pub fn accept(&mut self, words: &[AtomicU64]) {
         self.words = contents(words);
     }
@@ -110,7 +112,7 @@ fn lost_words(words: &[AtomicU64], shadow: &[u64]) -> u64 {
     words.iter().zip(shadow).filter(differs).count() as u64
 }
 
-/// What the threads of a load and the code that measures beside them share.
+/// State that the threads of a load share with the code that measures beside them.
 #[derive(Debug, Default)]
 pub struct Beside {
     /// The phase, and whether the threads are to end.
@@ -134,7 +136,7 @@ impl Beside {
     }
 }
 
-/// What a load did.
+/// The results of a load.
 #[derive(Debug, Default)]
 pub struct Log {
     /// Writes, or rounds.
@@ -143,12 +145,13 @@ pub struct Log {
     pub gaps: Times,
     /// Gaps of the threads that read; `None` without readers.
     pub reader_gaps: Option<Times>,
-    /// How long a thread waited for a call by which the kernel writes; `None` if it writes nothing.
+    /// How long the thread waited for calls by which the kernel writes; `None` if it writes
+    /// nothing.
     pub kernel_waits: Option<Times>,
-    /// Of a changing load: what all writers wrote at full speed, by phase. The time is the sum of
-    /// the writers' times.
+    /// For a changing load: the writes of all writers at full speed, by phase. The time is the sum
+    /// over the writers.
     pub full_speed: [Tally; PHASES.len()],
-    /// Calls by which the kernel writes that failed with EFAULT or stopped short; `None` if the
+    /// Calls by which the kernel writes and that failed with EFAULT or stopped short; `None` if the
     /// kernel writes nothing.
     pub efaults: Option<u64>,
 }
@@ -156,11 +159,12 @@ pub struct Log {
 /// Threads of a load whose gaps are kept together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Noticing {
-    /// Those that write, or the bystander.
+    /// The threads that write, or the bystander.
     Writers,
-    /// Those that read.
+    /// The threads that read.
     Readers,
-    /// The one for which the kernel writes. Its gaps are waits for calls, without the pauses.
+    /// The thread that lets the kernel write. Its gaps are waits for calls, without the pauses
+    /// between.
     Kernel,
 }
 
@@ -179,8 +183,9 @@ impl Log {
         }
     }
 
-    /// The longest gap during the leap, less the longest beside a memcpy, of which `memcpy` is the
-    /// log. Below 0 if the memcpy held the threads up longer. `None` without gaps.
+    /// The longest gap during the leap, minus the longest gap beside a memcpy. `memcpy`: the log of
+    /// the load beside that memcpy. Negative if the memcpy delayed the threads longer. `None`
+    /// without gaps.
     pub fn beyond_memcpy_ns(&self, memcpy: &Log, threads: Noticing) -> Option<i64> {
         let longest = |log: &Log, phase| log.gaps_of(threads)?.quantile_ns(phase, 1.0);
         let [leap, memcpy] = [longest(self, Phase::During)?, longest(memcpy, Phase::Memcpy)?];
@@ -299,14 +304,14 @@ impl<'scope> Threads<'scope> {
     }
 }
 
-/// What the threads of a load leave behind.
+/// The results of all threads of a load.
 struct Ended {
     written: WriteLog,
     reader_gaps: Option<Times>,
     kernel: Option<KernelLog>,
 }
 
-/// What one writer gets.
+/// The part of one writer.
 struct Part<'a> {
     words: &'a [AtomicU64],
     shadow: Vec<u64>,
@@ -314,7 +319,7 @@ struct Part<'a> {
 }
 
 /// Divides the words among the writers. Each base page belongs to one writer. The choice of words
-/// also depends on what was `written`, so that two leaps do not meet the same writes.
+/// also depends on `written`, so that two leaps do not meet the same writes.
 fn parts<'a>(
     words: &'a [AtomicU64],
     mut shadow: Vec<u64>,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Sebastiano Vigna's SplitMix64: a few instructions, so that the writes determine the writer's
-/// speed.
+/// Sebastiano Vigna's SplitMix64. It takes a few instructions, so that the speed of a writer is
+/// that of its writes.
 #[derive(Debug)]
 pub(super) struct SplitMix64(pub u64);
 
@@ -21,8 +21,8 @@ impl SplitMix64 {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
-    /// A time with exponential distribution: the end of such a time does not depend on how long it
-    /// has lasted already.
+    /// An exponentially distributed time, which is memoryless: how long it has lasted tells nothing
+    /// about how long it will last.
     pub fn exponential(&mut self, mean: Duration) -> Duration {
         // Above 0 and at most 1, so that the logarithm is finite.
         let share = ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
@@ -52,8 +52,8 @@ mod tests {
         let found = times.iter().sum::<Duration>() / tries;
         assert!(found.abs_diff(mean) < mean / 20, "{found:?}");
         let longer = |than: Duration| times.iter().filter(|time| **time > than).count() as f64;
-        // Of the times that have lasted for the mean, as large a part lasts for another mean as of
-        // all times for one.
+        // Memoryless: among the times longer than the mean, the share that lasts for another mean
+        // is that of all times longer than one mean.
         let shares = [longer(mean) / f64::from(tries), longer(2 * mean) / longer(mean)];
         let expected = (-1.0f64).exp();
         assert!(shares.iter().all(|share| (share - expected).abs() < 0.02), "{shares:?}");

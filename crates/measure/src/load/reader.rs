@@ -6,11 +6,11 @@ use super::Beside;
 use super::gaps::Gaps;
 use crate::phase::Times;
 
-/// Words between two looks at the stage and at the clock.
+/// Words that are read between two checks of the stage and the clock.
 const LOOK_EVERY: usize = 4096;
 
-/// Reads all words until the stage says stop. Returns the gaps: each is the time for one part of
-/// the words.
+/// Reads all words again and again until the stage is stopped. Returns the gaps, each of which is
+/// the time for one part of the words.
 pub(super) fn run(words: &[AtomicU64], beside: &Beside) -> Times {
     let mut gaps = Gaps::begin(beside);
     while !beside.stage.stopped() {

@@ -1,17 +1,17 @@
 //! How writers write: steadily, or in spells.
 //!
 //! A *spell* is a time in which a writer keeps its rate and its choice of rows. A steady load has
-//! one spell without an end. A changing load goes through spells whose rates, rows and lengths are
-//! random: nobody who watches it can know what comes next, as with a user's program. The sequence
-//! depends on the seed only, and goes by the clock, however fast a leap is. So all loads of one
-//! seed have the same spells, and leaps of different engines can be compared.
+//! one spell without an end. A changing load has spells of random rates, rows and lengths, so that
+//! pageleap cannot predict them, as with a user's program. The sequence depends only on the seed,
+//! and follows the clock and not the leap. So all loads of one seed have the same spells, and leaps
+//! by different engines can be compared.
 
 use std::time::Duration;
 
 use super::demand::{Rate, Rows};
 use super::random::SplitMix64;
 
-/// Mean length of the spells of a changing load: some spells for each leap of a gigabyte.
+/// Mean length of the spells of a changing load, chosen so that a leap of a gigabyte meets several.
 pub const MEAN_SPELL: Duration = Duration::from_millis(30);
 /// The rates of a changing load. Each spell has another rate than the one before.
 const RATES: [Rate; 3] = [Rate::PerSecond(0), Rate::PerSecond(100_000), Rate::Max];
@@ -38,7 +38,7 @@ pub(super) struct Spell {
     pub rate: Rate,
     /// Which rows.
     pub rows: Rows,
-    /// From the end of the spell before; [`Duration::MAX`] if it does not end.
+    /// The time from the end of the previous spell; [`Duration::MAX`] if it does not end.
     pub length: Duration,
 }
 
@@ -54,14 +54,14 @@ impl Spell {
 pub(super) struct Spells {
     pattern: Pattern,
     random: SplitMix64,
-    /// Place of the last rate in [`RATES`]; `None` before the first spell.
+    /// Index of the last rate in [`RATES`]; `None` before the first spell.
     last: Option<usize>,
     /// Number of this writer, and how many writers there are.
     part: (usize, usize),
 }
 
 impl Spells {
-    /// The spells of one of `writers` writers. All writers of a seed change at the same time.
+    /// The spells of one writer out of `writers`. All writers of a seed change at the same time.
     pub fn new(pattern: Pattern, seed: u64, writer: usize, writers: usize) -> Spells {
         Spells { pattern, random: SplitMix64(seed), last: None, part: (writer, writers) }
     }

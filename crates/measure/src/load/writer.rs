@@ -1,14 +1,14 @@
-//! A thread that writes random words, each with a value that no other write stores.
+//! A thread that writes random words, each time with a value that no other write stores.
 //!
 //! The value is a mark and the number of the write. The writer stores the same value to the same
 //! word of the shadow copy, in ordinary memory that nothing moves. When the writer has ended, each
 //! word that differs from its shadow has lost its last write.
 //!
 //! The writer reads the clock once per batch of writes, which ends a gap. Up to
-//! [`SLEEP_LIMIT_PER_S`] the writer sleeps between batches (for [`TICK`], or until the next write
-//! is due) and does not occupy a CPU, so that its ordinary gap is a tick. Above that rate, batches
-//! have [`SMALL_BATCH`] writes, and the writer spins. Writes that became due during a stall follow
-//! at full speed, but not after the end of their spell.
+//! [`SLEEP_LIMIT_PER_S`] it sleeps between batches (for [`TICK`], or until the next write is due)
+//! and does not occupy a CPU, so its ordinary gap is a tick. Above that rate it spins, and batches
+//! have [`SMALL_BATCH`] writes. Writes that became due during a stall are made up at full speed,
+//! but not after the end of their spell.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -55,21 +55,21 @@ impl Rate {
     }
 }
 
-/// What one writer does.
+/// The orders of one writer.
 #[derive(Debug)]
 pub(super) struct Orders {
     /// How the writer writes.
     pub spells: Spells,
     /// Seed of the choice of rows.
     pub seed: u64,
-    /// Writes of earlier writers, whose values this writer does not store again.
+    /// The number of writes before this writer, whose values it does not store again.
     pub written: u64,
-    /// The last of this many rows, a power of two, belongs to another thread; `None` if all rows
-    /// belong to the writer.
+    /// One row of this many, the last, belongs to another thread. A power of two; `None` if all
+    /// rows belong to the writer.
     pub leaves_each: Option<usize>,
 }
 
-/// Writes in a time.
+/// A number of writes, and the time that they took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// How many.
@@ -91,20 +91,20 @@ impl Tally {
     }
 }
 
-/// What one thread of a load leaves behind.
+/// The results of one thread of a load.
 #[derive(Debug)]
 pub(super) struct WriteLog {
-    /// What the words must contain now.
+    /// The expected contents of the words.
     pub shadow: Vec<u64>,
     /// Number of writes, or of rounds.
     pub writes: u64,
     /// Gaps by phase.
     pub gaps: Times,
-    /// Of a changing load: what it wrote at full speed, by phase.
+    /// For a changing load: its writes at full speed, by phase.
     pub full_speed: [Tally; PHASES.len()],
 }
 
-/// Writes random rows of `slots` until the stage says stop. Adds to the completed writes of
+/// Writes random rows of `slots` until the stage is stopped. Adds to the completed writes of
 /// `beside`.
 pub(super) fn run(
     slots: &[AtomicU64],
@@ -126,7 +126,7 @@ pub(super) fn run(
     };
     wake_punctually();
     if spells.change() {
-        // Tells those who wait that the load has begun, also if the first spell is quiet.
+        // Lets waiting code see that the load has begun, even if the first spell is quiet.
         writer.write(1, Rows::Uniform);
     }
     let mut start = Instant::now();
@@ -158,7 +158,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes as the spell says until it is over, or the stage says stop.
+    /// Writes according to the spell until that is over, or the stage is stopped.
     fn go_through(&mut self, spell: Spell, start: Instant) {
         let Spell { rate, rows, length } = spell;
         let counts = self.counts_full_speed && rate == Rate::Max;
@@ -208,7 +208,8 @@ impl Writer<'_> {
         self.beside.complete(batch);
     }
 
-    /// What the writer leaves behind. In a quiet spell it was not waiting for anything.
+    /// The results of the writer. In a quiet spell it was not waiting for anything, so the open gap
+    /// does not count.
     fn finish(self, last: Spell) -> WriteLog {
         let gaps = if last.is_quiet() { self.gaps.ended() } else { self.gaps.finish(self.beside) };
         WriteLog { gaps, ..self.log }
@@ -338,7 +339,7 @@ mod tests {
         let beside = Beside::new();
         let log = thread::scope(|scope| {
             let writer = scope.spawn(|| run(&slots, shadow, orders(Pattern::Changing, 2), &beside));
-            // Until it has begun, has been quiet, and has written again.
+            // Waits until it has begun, has been quiet, and has written again.
             let quiet = || {
                 let before = beside.completed();
                 thread::sleep(MEAN_SPELL / 10);
@@ -349,7 +350,8 @@ mod tests {
                     thread::yield_now();
                 }
             }
-            // More than spells of 100,000 writes per second make before one at full speed follows.
+            // Spells of 100,000 writes per second do not reach this number before one at full speed
+            // follows.
             while beside.completed() < 500_000 {
                 thread::yield_now();
             }
