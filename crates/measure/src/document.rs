@@ -61,7 +61,7 @@ impl From<bool> for Value {
 }
 
 impl Value {
-    /// A number of something, whatever integer counts it.
+    /// A count, from an integer of any type.
     pub fn count(count: impl TryInto<u64>) -> Value {
         Value::Count(count.try_into().unwrap_or(u64::MAX))
     }

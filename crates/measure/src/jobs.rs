@@ -159,7 +159,7 @@ impl<'a> Scene<'a> {
         self.check(&report)?;
         let mut lost = self.contents.lost(self.words()?);
         if lost > 0 {
-            // So that the check of the way back does not count these words again.
+            // The words are renewed, so that the check of the way back does not count them again.
             self.contents.renew(self.words()?);
         }
         self.check(&self.migration(self.pools[0]).context(&self.context).run()?)?;

@@ -1,8 +1,8 @@
 //! Measures the cost of a leap: loads that run beside it, samples of each run, statistics over the
 //! samples, and exporters.
 //!
-//! The commands `demo` and `bench` share this crate. They parse arguments, decide what runs in
-//! which order, and show progress. All measurements, and all results that they print, come from
+//! The commands `demo` and `bench` share this crate. They parse arguments, decide on the order of
+//! measurements, and show progress. All measurements, and all results that they print, come from
 //! here.
 //!
 //! ```text

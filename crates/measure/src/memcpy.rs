@@ -42,7 +42,7 @@ pub struct Copy {
 /// The copies of one run, one for each of [`METHODS`].
 pub type Copies = [Copy; METHODS.len()];
 
-/// Which method is the base line.
+/// The method that is the base line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseLine(usize);
 

@@ -14,7 +14,7 @@ use crate::errno::{Errno, check, check_descriptor};
 use crate::process::{Resource, resource_limit};
 use crate::wait::wait_readable;
 
-/// Which file a descriptor stands for: device, inode, type and seals.
+/// The identity of the file that a descriptor stands for: device, inode, type and seals.
 ///
 /// Memory files, pipes and userfaultfds (since Linux 5.12) have inodes of their own. All eventfds
 /// share one inode, and so do all descriptors of one file of `/proc`; these cannot be told apart.

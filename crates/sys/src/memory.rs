@@ -243,8 +243,8 @@ unsafe fn map_shared(
     check_mapping(unsafe { libc::mmap(addr as *mut _, len, prot, flags, file.as_raw_fd(), offset) })
 }
 
-/// Whether every page of a range is mapped, with whatever access (`mincore(2)`, which reports
-/// ENOMEM for holes). Allocates nothing.
+/// Whether every page of a range is mapped, with any access (`mincore(2)`, which reports ENOMEM for
+/// holes). Allocates nothing.
 pub fn is_mapped(addr: usize, len: usize) -> bool {
     /// Pages per call.
     const PAGES: usize = 256;
@@ -425,8 +425,8 @@ pub enum Advice {
     PopulateWrite,
     /// Fills the page tables with readable entries (MADV_POPULATE_READ, Linux 5.14).
     PopulateRead,
-    /// Makes huge pages of the range now, whatever the switches in sysfs say (MADV_COLLAPSE, Linux
-    /// 6.1). Each of the huge pages needs at least one present page in its range.
+    /// Makes huge pages of the range now, even if they are switched off in sysfs (MADV_COLLAPSE,
+    /// Linux 6.1). Each of the huge pages needs at least one present page in its range.
     Collapse,
 }
 
@@ -618,8 +618,8 @@ impl Event {
     }
 }
 
-/// Does what [`Event::signal`] does, for a descriptor that is kept elsewhere. Returns whether it is
-/// still this library's.
+/// Signals an [`Event`] whose descriptor is kept elsewhere. Returns whether it is still this
+/// library's.
 pub fn signal_event(event: Kept) -> bool {
     let is_ours = event.is_ours();
     if is_ours {

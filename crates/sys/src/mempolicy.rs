@@ -107,7 +107,7 @@ pub struct ThreadPolicy {
 }
 
 impl ThreadPolicy {
-    /// That of the calling thread (`get_mempolicy(2)`, Linux 2.6.7).
+    /// The policy of the calling thread (`get_mempolicy(2)`, Linux 2.6.7).
     ///
     /// # Errors
     /// ENOSYS or EPERM: a seccomp filter refuses the call, or the kernel has no memory policies.

@@ -97,7 +97,7 @@ pub fn mapping_at(maps: BorrowedFd<'_>, addr: usize) -> Result<Range<usize>, Err
     Ok(query.start as usize..query.end as usize)
 }
 
-/// Which pages a scan reports.
+/// The conditions for the pages that a scan reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PageQuery {
     /// Bits of [`page_is`] that are inverted before `all_of` and `any_of` are compared.

@@ -1,4 +1,4 @@
-//! Threads that need no memory beyond their stack to start.
+//! Threads that need no memory but their stack to start.
 //!
 //! A thread of the standard library sets up a signal stack when it begins, and aborts the process
 //! if that fails. A library must not abort its host because that has used up its mappings or its

@@ -217,8 +217,8 @@ pub fn userfaultfd_from_device(
 /// Makes a request of `ioctl_userfaultfd(2)`.
 ///
 /// # Safety
-/// `argument` is the struct that `request` takes. The caller vouches for what the request does to
-/// memory.
+/// `argument` is the struct that `request` takes. The caller vouches for the effects of the request
+/// on memory.
 unsafe fn request<T>(
     uffd: BorrowedFd<'_>,
     request: libc::c_ulong,

@@ -351,7 +351,7 @@ impl MemoryMigration {
         if asked { vec![Warning::new(WarningKind::PageTables, warning)] } else { Vec::new() }
     }
 
-    /// `has_huge`: areas consist of whole huge pages.
+    /// `has_huge`: no area is to end within a huge page.
     fn settings(&self, has_huge: bool) -> Settings {
         let pages = |bytes: usize| (bytes / BASE_PAGE) as u64;
         let unit = Unit { pages: pages(HUGE), base_pages: 1 };

@@ -3,8 +3,8 @@
 //!
 //! There are several parking places: while windows fill some, the watcher empties others. Waking
 //! the watcher costs as much as moving some hundred pages, so it is woken only when half of the
-//! places are full. The worker never waits for it, and gives back itself whatever the watcher has
-//! not begun with.
+//! places are full. The worker never waits for it: if no place is empty, it empties one that the
+//! watcher has not begun with.
 
 use std::ops::Range;
 use std::sync::PoisonError;

@@ -69,7 +69,7 @@ pub(super) struct Shared {
     pub(super) refuse: super::tests::Refuse,
 }
 
-/// What the attendant and the watcher report about themselves, summed over both.
+/// Counts that the attendant and the watcher report, summed over both.
 #[derive(Default)]
 pub(super) struct Served {
     /// Threads that no longer access the heap.

@@ -13,7 +13,7 @@ use std::time::Duration;
 const FIRST: f64 = 128.0;
 /// The fewest pages of a call, however slow calls are.
 const LEAST: f64 = 16.0;
-/// The most pages of a call, whatever calls cost: 64 MB.
+/// The most pages of a call, however cheap calls are: 64 MB.
 const MOST: f64 = 16_384.0;
 /// The fixed cost may take this share of a call, if the bound leaves room for such large calls.
 const FIXED_SHARE: f64 = 0.05;

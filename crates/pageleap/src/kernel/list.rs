@@ -218,7 +218,7 @@ impl List<'_> {
         }
     }
 
-    /// Tries each of these pages once. Returns those that are worth another try.
+    /// Tries each of these pages once. Returns the pages that are worth another try.
     fn pass(
         &mut self,
         batch: &mut Batch,

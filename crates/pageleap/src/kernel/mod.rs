@@ -243,7 +243,7 @@ impl<'a> KernelMigration<'a> {
         self
     }
 
-    /// Also moves pages to a node whose free memory is below its high watermark and a reserve (a
+    /// Also moves pages to a node whose free memory is below its high watermark plus a reserve (a
     /// 64th of the node, at most 1 GB). Default: no; pages without room stay as they are
     /// ([`Reason::NoRoom`], [`Reason::NoFreeBlock`]). To make room, the kernel then
     ///
@@ -403,8 +403,8 @@ impl<'a> KernelMigration<'a> {
         }
     }
 
-    /// Checks the request as [`start`](Self::start) does, and moves nothing. Returns what the report
-    /// would warn of.
+    /// Checks the request as [`start`](Self::start) does, without moving anything. Returns the
+    /// warnings that the report would have.
     ///
     /// # Errors
     /// Those of [`start`](Self::start).

@@ -92,7 +92,7 @@ pub(crate) struct Worker {
 struct Found {
     /// The pages to move, ascending.
     list: Vec<Entry>,
-    /// Verdicts on pages that need not move, and on those that were tried.
+    /// Verdicts on pages that need not move, and on pages that were tried.
     verdicts: Runs,
     counters: Counters,
     /// Pages behind the last one of the list that may belong to its folio: the number of the first,

@@ -10,8 +10,8 @@
 //! * Only regular files are read, and only directories are listed. A FIFO or a device is not even
 //!   opened, because opening may wait or have effects. If one takes the place of a file between the
 //!   check and the opening, it is opened without waiting and then refused.
-//! * Reading is limited: in bytes of a file, in entries of a directory, and in what all files of a
-//!   machine cost together ([`Bounded`]).
+//! * Reading is limited: in bytes of a file, in entries of a directory, and in the cost of all
+//!   files of a machine together ([`Bounded`]).
 //!
 //! A file system that never answers a read (FUSE can do so) is out of scope: only a process of its
 //! own could guard against it.
@@ -45,10 +45,10 @@ pub(super) const MAX_ENTRIES: usize = 65_536;
 /// The kernel's files below a directory, which is `/` for this machine. Paths are relative to the
 /// directory, such as `sys/devices/system/node/online` or `proc/self/status`.
 ///
-/// Nothing outside the directory is read, whatever the directory contains, and no call waits on a
-/// FIFO. At most 1 MB of a file and 65 536 entries of a directory are read. Everything else is an
-/// error that says what is wrong. The directory is opened again for each file, so the value can be
-/// copied and kept. It need not be listed: `/` is closed in some sandboxes.
+/// Nothing outside the directory is read, whatever it contains, and no call waits on a FIFO. At
+/// most 1 MB of a file and 65 536 entries of a directory are read. Everything else is an error with
+/// its reason. The directory is opened again for each file, so the value can be copied and kept. It
+/// need not be listable: `/` is closed in some sandboxes.
 #[derive(Clone, Debug)]
 pub struct SysFiles {
     root: PathBuf,

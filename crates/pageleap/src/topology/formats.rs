@@ -1,5 +1,5 @@
 //! The kernel's text formats: lists of ids, meminfo, distances. All functions are pure. Each parses
-//! or refuses any text, in time and memory that the length of the text and the largest id limit.
+//! or refuses any text, in time and memory bounded by the length of the text and the largest id.
 
 use super::shown::shortened;
 use crate::units::NodeId;
@@ -30,8 +30,8 @@ pub(crate) fn parse_list(text: &str, end: usize) -> Result<Vec<usize>, String> {
     Ok(ids)
 }
 
-/// Parses the kernel's format of maps, such as `00000001,0000000f`: 32 bits in each word, those of
-/// the lowest ids last. Every id is below `end`.
+/// Parses the kernel's bitmap format, such as `00000001,0000000f`: 32 bits in each word, the word
+/// of the lowest ids last. Every id is below `end`.
 pub(super) fn parse_map(text: &str, end: usize) -> Result<Vec<usize>, String> {
     let text = text.trim_ascii();
     let mut ids = Vec::new();

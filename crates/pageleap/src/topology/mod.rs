@@ -157,7 +157,7 @@ impl Topology {
         read::topology(files)
     }
 
-    /// Reads one node of this machine again, to see what changes while memory is allocated. The
+    /// Reads one node of this machine again, because its memory changes while it is allocated. The
     /// result is that of [`node`](Topology::node), without tier and access classes. Reading the
     /// whole machine would take longer.
     pub(crate) fn node_now(id: NodeId) -> Result<Node, Error> {
@@ -406,7 +406,7 @@ mod tests {
         // The class of CPUs comes before that of all devices.
         machine.nodes[3].access = vec![access(0, &[2]), access(1, &[1])];
         assert_eq!(machine.nearest_with_cpus(NodeId(3)), NodeId(1));
-        // Of several initiators, the distance decides, and then the number.
+        // Among several initiators the distance decides, and then the number.
         machine.nodes[3].access = vec![access(1, &[1, 2])];
         assert_eq!(machine.nearest_with_cpus(NodeId(3)), NodeId(1));
         machine.distances[3] = vec![15, 30, 20, 10];
@@ -414,7 +414,7 @@ mod tests {
         // An initiator may be a device without CPUs, or a node that is offline.
         machine.nodes[3].access = vec![access(0, &[3]), access(1, &[7])];
         assert_eq!(machine.nearest_with_cpus(NodeId(3)), NodeId(0));
-        // A node with CPUs is nearest to itself, whatever the firmware says.
+        // A node with CPUs is nearest to itself, even if the firmware names another one.
         machine.nodes[0].access = vec![access(1, &[2])];
         assert_eq!(machine.nearest_with_cpus(NodeId(0)), NodeId(0));
     }

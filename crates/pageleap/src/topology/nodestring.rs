@@ -44,8 +44,8 @@ impl Topology {
     }
 
     /// Parses a set of nodes as [`parse_nodes`](Topology::parse_nodes) does, but among all online
-    /// nodes: also those without memory, and those that the process may not use. This is for
-    /// programs that show nodes or what lies there, and take no memory of them.
+    /// nodes, including nodes without memory and nodes that the process may not use. This is for
+    /// programs that show nodes or their contents, and take no memory from them.
     ///
     /// # Errors
     /// [`Error::BadArgument`] names the wrong part of the text, and lists the online nodes.

@@ -164,7 +164,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// The nodes that can become online. Those that are online are among them.
+    /// The nodes that can become online, including the online ones.
     pub(super) fn possible(&mut self, nodes: &[Node]) -> Vec<NodeId> {
         let path = format!("{NODES}/possible");
         let online: Vec<NodeId> = nodes.iter().map(|node| node.id).collect();

@@ -17,8 +17,8 @@ const MAX_LINKS: usize = 40;
 /// Most nested directories on one path. Paths of sysfs have ten.
 const MAX_DEPTH: usize = 64;
 
-/// Opens `path` below `root`. Does what [`open_beneath`](pageleap_sys::open_beneath) does, with the
-/// same error numbers, and follows symbolic links. EDQUOT: the links have more steps than `effort`
+/// Opens `path` below `root`, as [`open_beneath`](pageleap_sys::open_beneath) does and with the
+/// same error numbers, but follows symbolic links. EDQUOT: the links have more steps than `effort`
 /// leaves.
 pub(super) fn walk(
     root: BorrowedFd,
