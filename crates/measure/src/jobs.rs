@@ -103,7 +103,7 @@ pub struct JobSample {
     pub engine: EngineName,
     /// The number of pages that each engine has moved.
     pub moved_by: Vec<(EngineName, u64)>,
-    /// Words that differed from their value before the job, after it or after the way back.
+    /// Words with a wrong value after the job, or after the way back.
     pub lost: u64,
 }
 
@@ -320,7 +320,7 @@ impl KernelScene {
 pub struct KernelSample {
     /// The time of the call.
     pub ns: u64,
-    /// Words that differed from their value before the call.
+    /// Words with a wrong value after the call.
     pub lost: u64,
 }
 

@@ -129,9 +129,9 @@ impl MemoryMover {
         Some((Area { leg: self.leg(area).kernel, refused, ..area.clone() }, why))
     }
 
-    /// Stops moving in place if another process traces the worker. With the threads that serve the
-    /// ranges stopped by a tracer, a thread that touches a missing page would wait for ever. The
-    /// kernel moves the rest, even if the tracer goes away again.
+    /// Stops moving in place if another process traces the worker. A tracer may stop the threads
+    /// that serve the ranges, and then a thread that touches a missing page would wait for ever.
+    /// The kernel moves the rest, even if the tracer goes away again.
     fn look_for_tracer(&self) {
         let in_place = self.in_place.load(Relaxed);
         if in_place && lock(&self.watch).tracer(monotonic_ns(), self.tracer).is_some() {
@@ -344,9 +344,9 @@ impl MemoryMover {
             }
             Fate::Gone => Verdict::Left(Some(Reason::Unmapped)),
             Fate::Stayed(Call::TakePages, Errno(libc::EBUSY)) => {
-                // The page is pinned, or it was shared with a forked child that has ended and has
-                // not been written since. In the second case a write fault makes it exclusive, so
-                // that the next try succeeds.
+                // The page is pinned; or it was shared with a forked child that has ended, and
+                // nobody has written to it since. In the second case a write fault makes it
+                // exclusive, so that the next try succeeds.
                 self.make_own(range.clone(), found);
                 self.once_more(area, Reason::InUse)
             }

@@ -78,7 +78,7 @@ impl Frames {
 /// Populated memory of a node, for leaps of memory that pageleap does not own.
 ///
 /// A leap copies into memory that is populated already. Populating 4 KB pages takes as long as five
-/// copies, and a reserve moves this time before the leap. Without a reserve a job populates memory
+/// copies, and a reserve spends this time before the leap. Without a reserve a job populates memory
 /// piece by piece, as it needs it.
 ///
 /// ```no_run
@@ -407,9 +407,9 @@ impl Stage {
         self.open_places().into_iter().zip(kinds).filter(|(_, is)| *is).map(|(place, _)| place)
     }
 
-    /// Ends the registration of the parking places, then gives back the pages in `part` of them.
-    /// Otherwise the kernel would wait for the attendant to read of the discard. Base pages are
-    /// left to the watcher.
+    /// Ends the registration of the parking places, then gives back the pages in `part` of them. In
+    /// a registered range the call would wait until the attendant has read its message. Base pages
+    /// are left to the watcher.
     pub(super) fn give_back(
         &mut self,
         uffd: BorrowedFd<'_>,

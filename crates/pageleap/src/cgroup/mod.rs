@@ -52,9 +52,9 @@ pub fn memory(files: &SysFiles) -> Limits {
 }
 
 /// The memory limit of a visible group that leaves less than `needed` bytes, or `None`. For callers
-/// that ask often: it reads more than one file of each group only where a group is nearly full, and
-/// nothing where much was left a moment ago. Free swap counts as left, because the kernel can make
-/// room by it.
+/// that ask often: it reads the limit and the usage of each group, further files only where a group
+/// is nearly full, and nothing where much was left a moment ago. Free swap counts as left, because
+/// the kernel can make room by it.
 pub(crate) fn memory_short_of(needed: u64) -> Option<Limit> {
     /// Bytes left in the fullest group.
     static LEFT: Fresh<u64> = Fresh::new();

@@ -73,7 +73,8 @@ pub(crate) struct KernelMover {
 /// State of the worker between attempts.
 pub(crate) struct Worker {
     batch: Batch,
-    /// Blocks of 2 MB, by process and number, that turned out not to be one page.
+    /// Blocks of 2 MB, by process and number, that did not move as one page. They are tried page by
+    /// page.
     apart: BTreeSet<(usize, u64)>,
     /// When a page moved last.
     moved: Instant,
@@ -197,7 +198,7 @@ impl KernelMover {
                         at += leg.unit;
                     }
                 }
-                // The call takes all base pages of a huge page that did not move as one.
+                // A block that is tried page by page is not divided between two calls.
                 let within = leg.maybe_huge && !at.is_multiple_of(HUGE_PAGES);
                 if *wanted >= most && within && is_apart(at) && at < looked.pages.end {
                     *wanted = most - 1;

@@ -249,8 +249,8 @@ impl ProcessMemory {
 
     /// Identity and limits of a process, without its mappings.
     pub(crate) fn identity(pid: u32) -> Result<ProcessMemory, Error> {
-        // The start time is read first, so that a later program shows if the other files are about
-        // it.
+        // The identity is read first: if the other files are about a later program, a comparison
+        // shows it.
         let image = Image::of(pid)?;
         let status = text(pid, &by_thread(pid, image.thread, "status"))?;
         let mut warnings = Vec::new();

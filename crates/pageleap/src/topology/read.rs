@@ -90,7 +90,7 @@ pub(super) fn huge_page_directory(has_numa: bool, node: NodeId) -> String {
 
 /// Whether the kernel shows nodes.
 pub(super) fn has_nodes(files: &SysFiles) -> bool {
-    // If the files are damaged, the kernel has nodes.
+    // Damaged files do not mean that the kernel lacks NUMA support.
     !matches!(online(&Bounded::new(files)), Ok(None))
 }
 
