@@ -1,4 +1,4 @@
-//! What `--engine` asks for, whatever the kind of memory.
+//! The value of `--engine`, for regions and for memory that no pool owns.
 
 use std::fmt;
 
@@ -16,24 +16,24 @@ pub enum Asked {
 }
 
 impl Asked {
-    /// All that can be asked for a region.
+    /// All values for a region.
     pub fn of_region() -> impl Iterator<Item = Asked> {
         EngineChoice::ALL.into_iter().map(Asked::from)
     }
 
-    /// All that can be asked for memory that no pool owns.
+    /// All values for memory that no pool owns.
     pub fn of_memory() -> impl Iterator<Item = Asked> {
         [Asked::Auto].into_iter().chain(MemoryEngine::ALL.map(Asked::Memory))
     }
 
-    /// By a name that may be of either kind.
+    /// Parses the name of an engine of either kind.
     pub fn named(text: &str) -> Result<Asked, String> {
         let of_memory = Asked::of_memory().find(|asked| asked.to_string() == text);
         let of_region = || text.parse().map(EngineChoice::into);
         of_memory.map_or_else(of_region, Ok).map_err(|error: pageleap::Error| error.to_string())
     }
 
-    /// For a region; `None` if a region does not move by that.
+    /// The choice for a region; `None` if this engine does not move regions.
     pub fn for_region(self) -> Option<EngineChoice> {
         match self {
             Asked::Auto => Some(EngineChoice::Auto),
@@ -67,7 +67,7 @@ impl fmt::Display for Asked {
     }
 }
 
-/// Names, by comma.
+/// The names, separated by commas.
 pub fn names(asked: impl IntoIterator<Item = Asked>) -> String {
     asked.into_iter().map(|asked| asked.to_string()).collect::<Vec<_>>().join(", ")
 }

@@ -1,17 +1,17 @@
-//! Results in files, beside what goes to standard output: `--export-json FILE` and its like.
+//! Results in files, besides standard output: `--export-json FILE` and its like.
 //!
 //! All files are checked before the work begins, so that a run of minutes does not end in
-//! `permission denied`. A file gets the result when standard output has got it. A run that prints
-//! no result leaves its files as they were.
+//! `permission denied`. Each file gets the result after standard output. A run that prints no
+//! result leaves its files as they were.
 //!
-//! A regular file is replaced: a new file in the same folder gets the result, and then the name.
-//! Whatever fails on the way, a full disk for instance, the old contents stay. Two kinds of files
-//! cannot be replaced:
+//! A regular file is replaced: the result is written to a new file in the same folder, which is
+//! then renamed (`rename(2)`). So the old contents stay if anything fails on the way, such as a
+//! full disk. Two kinds of files cannot be replaced:
 //!
 //! * Pipes, devices and terminals are opened beforehand, and written to.
-//! * Some regular files have to keep their inode: no other file can be made in their folder, the
-//!   folder is sticky and they are somebody else's, or something is mounted on them (a container
-//!   often has a single file of the host). They are emptied and written to.
+//! * Some regular files have to keep their inode: the folder takes no new file, the folder is
+//!   sticky and the file belongs to another user, or the file is a mount point (a container often
+//!   has a single file of the host). They are emptied and written to.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -99,8 +99,8 @@ impl Opened {
         self.write_all(output::print(document, json), |format| Ok(format.write(document)))
     }
 
-    /// Writes a result that has two forms, JSON and text, to all files. `printed` tells what became
-    /// of standard output, and `result` makes JSON if it is called with `true`.
+    /// Writes a result that has two forms, JSON and text, to all files. `printed` is the outcome of
+    /// printing it, and `result` makes JSON if it is called with `true`.
     pub fn write(
         &self,
         printed: anyhow::Result<()>,
@@ -112,8 +112,8 @@ impl Opened {
         })
     }
 
-    /// Each file is written, whatever has become of the others and of standard output. The error
-    /// names all that went wrong.
+    /// Writes each file, even if another one or standard output has failed. The error names
+    /// everything that failed.
     fn write_all(
         &self,
         printed: anyhow::Result<()>,
@@ -134,8 +134,8 @@ impl Opened {
     }
 }
 
-/// Ends a run whose result was printed and written. The end of the work decides the exit code; what
-/// `written` says is told in any case.
+/// Ends a run whose result was printed and written to files. The end of the work decides the exit
+/// code; an error of writing is told in any case.
 pub fn conclude(work: Result<(), Stop>, written: anyhow::Result<()>) -> Result<(), Stop> {
     match (work, written) {
         (Ok(()), written) => Ok(written?),
@@ -147,9 +147,9 @@ pub fn conclude(work: Result<(), Stop>, written: anyhow::Result<()>) -> Result<(
     }
 }
 
-/// Where a result goes.
+/// The file or stream that gets a result.
 enum Target {
-    /// A regular file by its name without links, and what has the name now.
+    /// A regular file, by its path without symbolic links, and the file that has this path now.
     Replaced { path: PathBuf, old: Option<File> },
     /// A regular file that has lost its name: /proc/self/fd has such.
     Emptied(File),
@@ -168,7 +168,8 @@ impl Target {
     }
 
     fn existing(path: &Path, found: &Metadata) -> Result<Target, String> {
-        // Opened by its name, a file would be written from its beginning, over the printed result.
+        // A file that is also standard output or standard error is written through that descriptor.
+        // Opened by its name, it would be written from its beginning, over the printed result.
         let (out, error) = (io::stdout(), io::stderr());
         for stream in [out.as_fd(), error.as_fd()] {
             if is_same(stream, found) {
@@ -188,7 +189,7 @@ impl Target {
         }
     }
 
-    /// Of a file that does not exist yet.
+    /// The target for a file that does not exist yet.
     fn new(path: &Path) -> Result<Target, String> {
         if fs::symlink_metadata(path).is_ok() {
             return Err("it is a link to a file that does not exist; name that file".to_owned());
@@ -238,8 +239,9 @@ impl Target {
     }
 }
 
-/// Whether a file that could be opened for writing cannot be replaced. Something is mounted on it, it
-/// is somebody else's in a sticky folder, or the folder takes no other file.
+/// Whether a file that can be opened for writing cannot be replaced, judged by the error of making
+/// or renaming the new file: it is a mount point, it belongs to another user in a sticky folder, or
+/// the folder takes no new file.
 fn keeps_inode(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -256,7 +258,7 @@ fn is_same(stream: BorrowedFd, found: &Metadata) -> bool {
     stream.is_ok_and(|stream| (stream.dev(), stream.ino()) == (found.dev(), found.ino()))
 }
 
-/// Why a file cannot be written, and what to do.
+/// The reason why a file cannot be written, and a remedy.
 fn reason(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::IsADirectory => "it is a folder; name a file in it".to_owned(),
@@ -277,17 +279,17 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Gives the name to a new file with this text. The file gets owner and mode of the old one.
+/// Replaces the file `path` by a new file with this text, which gets owner and mode of the old one.
 fn replace(path: &Path, old: Option<&File>, text: &[u8]) -> io::Result<()> {
     let mut new = Temporary::beside(path)?;
     new.file.write_all(text)?;
     if let Some(old) = old {
         let old = old.metadata()?;
-        // Who may not give files away stays the owner.
+        // A user who may not give files away stays the owner.
         let _ = fchown(&new.file, Some(old.uid()), Some(old.gid()));
         new.file.set_permissions(Permissions::from_mode(old.mode() & 0o777))?;
     }
-    // Some file systems tell only now that the disk is full.
+    // Some file systems report a full disk only here.
     new.file.sync_all()?;
     new.rename(path)
 }
@@ -311,7 +313,8 @@ impl Temporary {
         let process = std::process::id();
         let mut number = 0;
         loop {
-            // A container may have the same numbers of processes as another one.
+            // Processes in other containers may have the same number, so the file may exist
+            // already.
             let path = folder_of(path).join(format!(".pageleap-{process}-{number}"));
             match File::create_new(&path) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,

@@ -1,21 +1,22 @@
-//! Huge pages that a run reserves, and that are put back however the run ends.
+//! Reserves huge pages (`nr_hugepages`) for a run, and puts them back however the run ends.
 //!
-//! Nothing else can use reserved huge pages, so they must not outlive the run. It puts them back
-//! itself when it ends in order, and after a signal that can be caught it does
-//! ([`interrupt`](crate::interrupt)). For all other ends there is the *ledger*, a folder with a file
-//! for each such run:
+//! Nothing else can use reserved huge pages, so they must not outlive the run. A run that ends in
+//! order puts them back itself, also after a signal that can be caught
+//! ([`interrupt`](crate::interrupt)). For all other ends there is the *ledger*, a folder with a
+//! file for each run that has reserved pages:
 //!
-//! * A run notes what it is about to add, adds it, and notes that this is done.
-//! * It holds a lock on its file (`flock`), which ends with the process. A number of a process could
-//!   be that of another one by now, or be none in this container.
-//! * A process of its own, the *keeper*, waits for the lock. It puts back what a run that was killed
-//!   has left. If it was killed too, the next command does that ([`settle`]).
+//! * A run notes how many pages it is about to add, adds them, and notes that this is done.
+//! * It holds a lock on its file (`flock`), which ends with the process. A pid in the file would be
+//!   no proof that the run lives: another process may have it by now, and another container counts
+//!   its own pids.
+//! * A process of its own, the *keeper*, waits for the lock. It puts back the pages of a run that
+//!   was killed. If the keeper was killed, too, the next command does that ([`settle`]).
 //!
-//! A run adds all pages that it needs and counts on no free ones, so overlapping runs can end in any
-//! order: each takes back as many as it has added. What a run has left behind is taken back by this
-//! rule ([`Note::left`]): pages that others have reserved beside them meanwhile stay. If the total
-//! has become too small to contain both, somebody has written a smaller number since. That number is
-//! theirs and stays as it is.
+//! A run adds all pages that it needs and counts on no free ones, so overlapping runs can end in
+//! any order: each takes back as many as it has added. Pages of a killed run are taken back by a
+//! more careful rule ([`Note::left`]): pages that others have reserved meanwhile stay. If the total
+//! has become too small to contain both, somebody has written a smaller number since, and that
+//! number stays as it is.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -37,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use crate::output;
 use crate::stop::Stop;
 
-/// Tells one boot of the machine from the next, which has none of the pages any more.
+/// Identifies a boot of the machine. The pages that a file notes are gone after the next boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The hidden command of the keeper.
@@ -57,16 +58,16 @@ struct Note {
     boot: String,
     node: u32,
     page_bytes: u64,
-    /// Pages that the node had and that no file of the ledger has.
+    /// Reserved pages of the node that no file of the ledger accounted for.
     others: u64,
     added: u64,
-    /// Whether all of them have been added, or some perhaps.
+    /// Whether all of them have been added. If not, some may have been.
     is_done: bool,
 }
 
 impl Note {
     /// How many pages to take back after the end of the run. `total`: pages of the node. `noted`:
-    /// those that the ledger has, these included.
+    /// pages in all files of the ledger, including these.
     fn left(&self, total: u64, noted: u64) -> u64 {
         let beside = self.others + noted.saturating_sub(self.added);
         let at_most = total.saturating_sub(beside);
@@ -78,7 +79,8 @@ impl Note {
     }
 }
 
-/// What the ledger asks of the machine.
+/// The numbers of huge pages that the ledger reads and changes; a trait, so that tests have a
+/// machine of their own.
 trait Machine {
     /// The reserved pages of this size on a node, without surplus.
     fn total(&self, node: u32, page_bytes: u64) -> anyhow::Result<u64>;
@@ -110,8 +112,9 @@ impl Machine for ThisMachine {
 struct Ledger(PathBuf);
 
 impl Ledger {
-    /// That of root, who alone may reserve huge pages as a rule. Where somebody else may, it is in
-    /// the user's own folder. Both are empty after a boot, or their files name another one.
+    /// The ledger of this user: below `/run` for root, who alone may reserve huge pages as a rule,
+    /// else below XDG_RUNTIME_DIR. Both folders are empty after a boot, or their files name another
+    /// boot.
     fn of_user() -> Ledger {
         // SAFETY: the call takes no arguments.
         let is_root = unsafe { libc::geteuid() } == 0;
@@ -119,7 +122,7 @@ impl Ledger {
         Ledger(own.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("pageleap/huge-pages"))
     }
 
-    /// Keeps all others out until the file is dropped. Makes the folder.
+    /// Locks the ledger until the returned file is dropped. Makes the folder if it is missing.
     fn lock(&self) -> io::Result<File> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
         let file = open(&self.0.join("lock"), OpenOptions::new().create(true))?;
@@ -127,8 +130,8 @@ impl Ledger {
         Ok(file)
     }
 
-    /// A file for this run, locked. A container may have the same numbers of processes as another
-    /// one. The caller has locked the ledger.
+    /// A new file for this run, locked. Its name has a counter besides the pid, because processes
+    /// in other containers may have the same pid. The caller has locked the ledger.
     fn new_file(&self) -> io::Result<(PathBuf, File)> {
         let process = std::process::id();
         let mut paths = (0..).map(|nth| self.0.join(format!("{process}-{nth}.run")));
@@ -146,15 +149,16 @@ impl Ledger {
         let has_ended = |path: &Path| {
             let Ok(file) = open(path, &mut OpenOptions::new()) else { return false };
             let ended = lock(&file, libc::LOCK_EX | libc::LOCK_NB).is_ok();
-            // Not by closing: a child that is just starting may have the file open too.
+            // Unlocks explicitly. Closing the file would not unlock it while a child that is just
+            // starting has inherited it.
             let _ = lock(&file, libc::LOCK_UN);
             ended
         };
         runs.map(|path| (path.clone(), has_ended(&path))).collect()
     }
 
-    /// Puts back what runs have left that have ended. The caller has locked the ledger. Returns a
-    /// sentence for each number that was changed, or could not be.
+    /// Puts back the pages that ended runs have left. The caller has locked the ledger. Returns a
+    /// sentence for each number that was changed, or could not be changed.
     fn settle(&self, machine: &dyn Machine, boot: &str) -> Vec<String> {
         let runs: Vec<(PathBuf, bool, Vec<Note>)> = self
             .runs()
@@ -206,8 +210,8 @@ fn sums<'a>(notes: impl Iterator<Item = &'a Note>) -> BTreeMap<(u32, u64), u64> 
     sums
 }
 
-/// The notes of a file that are of this boot. Of a place the last one counts. A line that a full
-/// disk has cut is none.
+/// The notes of a file that belong to this boot. Of several notes about one node and page size the
+/// last counts. A line that was cut by a full disk does not count.
 fn notes(path: &Path, boot: &str) -> Vec<Note> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
@@ -238,8 +242,8 @@ fn lock(file: &File, operation: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Puts back what runs have left that were killed together with their keepers. Every command does
-/// that first. Whoever may not read the ledger may not change the numbers either.
+/// Puts back the pages of runs that were killed together with their keepers. Every command does
+/// this first. A user who may not read the ledger may not change the numbers either.
 pub fn settle() {
     let ledger = Ledger::of_user();
     if ledger.runs().iter().any(|(_, ended)| *ended)
@@ -251,7 +255,7 @@ pub fn settle() {
 
 /// Runs the keeper.
 pub fn keep(args: &KeeperArgs) -> Result<(), Stop> {
-    // No file: the run has ended in order already.
+    // Without a file the run has ended in order already.
     if let Ok(file) = open(&args.file, &mut OpenOptions::new()) {
         lock(&file, libc::LOCK_EX).context("the ledger of huge pages")?;
         drop(file);
@@ -260,8 +264,8 @@ pub fn keep(args: &KeeperArgs) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Huge pages that this run has added. Dropping the value puts them back; the pools that use them
-/// are dropped before.
+/// Huge pages that this run has added. Dropping the value puts them back, so the pools that use
+/// them have to be dropped before.
 pub struct Reserved {
     ledger: Ledger,
     /// Locked until the end of the process or of this value.
@@ -271,7 +275,7 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// Adds pages on some nodes, each of which is named once.
+    /// Adds pages on some nodes. Each node is named once.
     pub fn add(page: PageSize, demands: &[(u32, u64)]) -> Result<Reserved, Stop> {
         let ledger = Ledger::of_user();
         let cannot = || {
@@ -289,7 +293,7 @@ impl Reserved {
         let mut reserved = Reserved { ledger, file, path, reservations: Vec::new() };
         let added =
             demands.iter().try_for_each(|&(node, pages)| reserved.add_on(page, node, pages, &boot));
-        // Putting back locks the ledger again.
+        // Released first, because putting pages back locks the ledger again.
         drop(turn);
         added.map(|()| reserved)
     }
@@ -321,7 +325,8 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // Without the lock another run could count pages as those of others that are just leaving.
+        // The lock keeps other runs from counting these pages as pages of others while they are
+        // being taken away.
         let _turn = self.ledger.lock();
         self.reservations.clear();
         let _ = fs::remove_file(&self.path);
@@ -370,7 +375,7 @@ mod tests {
             Scratch(ledger)
         }
 
-        /// A run that has added pages. While the file is there, it lives.
+        /// A run that has added pages. It lives until the file is dropped.
         fn run(&self, name: &str, others: u64, added: u64, is_done: bool, boot: &str) -> File {
             let path = self.0.0.join(format!("{name}.run"));
             let mut file = open(&path, OpenOptions::new().create_new(true)).unwrap();
@@ -422,7 +427,7 @@ mod tests {
             (18, 10),
             // Somebody has reserved more.
             (118, 110),
-            // Somebody has written a smaller number: theirs.
+            // Somebody has written a smaller number, which stays.
             (17, 17),
             (10, 10),
             (0, 0),

@@ -1,5 +1,5 @@
-//! Ctrl-C and all other signals that would end the process ask the run to end. They do not end the
-//! process at once, because that would leave huge pages reserved.
+//! Ctrl-C and all other signals that would end the process: the handler only notes them, and the
+//! run ends by itself. Ending the process at once would leave huge pages reserved.
 //!
 //! Signals of faults (SIGSEGV, SIGABRT and the like) end it at once, as SIGKILL does, because a
 //! thread that has failed cannot end the run. [`huge_pages`](crate::huge_pages) puts pages back then.
@@ -11,8 +11,8 @@ use crate::stop::Stop;
 /// The signal that arrived first, or 0.
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 
-/// The signals that end a process unless it does something about them, and that tell of no fault of
-/// it (signal(7)). The real-time signals belong to them too.
+/// The signals whose default action ends the process and that are raised by no fault of it
+/// (signal(7)). The real-time signals belong to them, too.
 const ENDING: [i32; 15] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -69,7 +69,7 @@ pub fn received() -> Option<i32> {
     }
 }
 
-/// Ends the run if a signal has arrived. `found` says what was done until then.
+/// Ends the run if a signal has arrived. `found` makes the sentence on the work until then.
 pub fn stop_if_received(found: impl FnOnce() -> String) -> Result<(), Stop> {
     received().map_or(Ok(()), |signal| Err(Stop::Interrupted { signal, found: found() }))
 }

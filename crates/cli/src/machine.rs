@@ -1,5 +1,5 @@
-//! What the commands that leap need to know of the machine: nodes, their free memory, the kernel's
-//! release.
+//! Facts about the machine for the commands that leap: nodes with their free memory, and the
+//! kernel's release.
 
 use anyhow::Context;
 use pageleap::PageSize;

@@ -1,7 +1,7 @@
 //! The `pageleap` command.
 
 #![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
-// `output::note` does not panic where nobody reads standard error.
+// `eprintln!` panics if standard error cannot be written; `output::note` does not.
 #![cfg_attr(not(test), warn(clippy::print_stderr))]
 
 mod bench;
@@ -57,7 +57,7 @@ enum Command {
 const USAGE: u8 = 2;
 /// Exit code for a failure or a mismatch.
 const FAILED: u8 = 1;
-/// If a signal ends a process, shells report this number plus the signal's number.
+/// The base of the exit code after a signal: shells report this number plus that of the signal.
 const SIGNALLED: u8 = 128;
 
 fn main() -> ExitCode {

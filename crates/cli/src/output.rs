@@ -9,8 +9,8 @@ use pageleap_measure::export::{Format, WIDEST};
 /// Terminals that are narrower get lines of this width all the same.
 const NARROWEST: usize = 44;
 
-/// Prints a result as text, or as one JSON object. Text fits the terminal, if that is what standard
-/// output is.
+/// Prints a result as text, or as one JSON object. Text fits the width of the terminal, if standard
+/// output is one.
 pub fn print(document: &Document, json: bool) -> anyhow::Result<()> {
     let format = match (json, terminal_columns()) {
         (true, _) => Format::Json,
@@ -43,19 +43,20 @@ pub fn write(text: &str) -> anyhow::Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
 }
 
-/// Writes a line to standard error. What became of a result does not depend on whether anybody
-/// reads it.
+/// Writes a line to standard error. If nobody reads it, nothing happens, because the outcome of a
+/// command does not depend on that.
 pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Whether the reader of standard output has gone: it has seen enough.
+/// Whether the error is EPIPE: the reader of standard output has gone, because it has seen enough.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
     causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Text behind a head. Where a terminal is narrower, it goes on below its beginning.
+/// Text behind a head. On a narrower terminal it is wrapped, and indented to the column in which it
+/// begins.
 pub fn hanging(head: &str, text: &str, columns: Option<usize>) -> String {
     let margin = head.lines().last().unwrap_or_default().chars().count();
     let room = columns.map_or(usize::MAX, |columns| columns.saturating_sub(margin));
@@ -76,8 +77,8 @@ pub fn hanging(head: &str, text: &str, columns: Option<usize>) -> String {
     out + "\n"
 }
 
-/// A table with a head, whose columns are as wide as their widest cells. Those are left-aligned of
-/// which `is_left` says so, by number and head.
+/// A table with a head. Each column is as wide as its widest cell. `is_left` says, by the number
+/// and head of a column, whether it is left-aligned.
 pub fn aligned(
     rows: &[Vec<String>],
     margin: &str,

@@ -17,13 +17,14 @@ pub fn bytes(title: &str, total: u64) -> ProgressBar {
     bar(title, total, "{prefix} [{bar:16}] {bytes} of {total_bytes}  {elapsed}")
 }
 
-/// A bar over bytes that move, whose message is [`transferred`]. It appears when it is drawn first.
+/// A bar over bytes that move, with the message [`transferred`]. It appears when it is drawn for
+/// the first time.
 pub fn transfer(total: u64) -> ProgressBar {
     bar("", total, "moving [{bar:8}] {wide_msg}")
 }
 
-/// How far a transfer is, with the rate of all of it. `total` is the most that may still turn out to
-/// be needed, so the time is the longest that is left at that rate.
+/// The state of a transfer in words: bytes done, the average rate, and the longest time left at
+/// that rate. The time is the longest because `total` is an upper bound of the bytes to move.
 pub fn transferred(done: u64, total: u64, took: Duration) -> String {
     let [done_text, total_text] = [done, total].map(|bytes| human_bytes(bytes as f64));
     let so_far = format!("{done_text} of {total_text} at most");
@@ -60,8 +61,8 @@ pub fn spinner(title: &str) -> ProgressBar {
     )
 }
 
-/// A spinner for a step that cannot tick. It moves by itself until the caller clears it. A thread
-/// draws it, so it must not run during a measurement.
+/// A spinner for a step that cannot tick it. A thread draws it until the caller clears it, so it
+/// must not run during a measurement.
 pub fn moving_spinner(title: &str) -> ProgressBar {
     let spinner = spinner(title);
     if !spinner.is_hidden() {

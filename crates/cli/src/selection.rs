@@ -1,4 +1,4 @@
-//! Which processes a command is about.
+//! The processes that a command works on: by number, name, cgroup or unit.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -56,8 +56,8 @@ impl Selection {
         Ok(all)
     }
 
-    /// The processes of the name or number, without their descendants. None if it is a cgroup or a
-    /// unit that was named.
+    /// The processes of the name or number, without their descendants. None if a cgroup or a unit
+    /// was named.
     pub fn named(&self) -> Result<Vec<u32>, Stop> {
         let Some(name) = self.process.as_deref() else { return Ok(Vec::new()) };
         let found = if name == "self" {
@@ -83,7 +83,7 @@ impl Selection {
 /// The directory of a cgroup, given by its path or by its path below the mount.
 fn cgroup(path: &Path) -> Result<PathBuf, Stop> {
     let below = path.strip_prefix("/").unwrap_or(path);
-    // Never relative to the working directory.
+    // A path is never relative to the working directory.
     let itself = path.is_absolute().then(|| path.to_owned());
     let mut candidates =
         itself.into_iter().chain(CGROUPS.iter().map(|root| Path::new(root).join(below)));
@@ -92,8 +92,8 @@ fn cgroup(path: &Path) -> Result<PathBuf, Stop> {
     })
 }
 
-/// Whether a directory is a cgroup. Anybody can make a file `cgroup.procs` elsewhere, so it has to
-/// lie on a mount of cgroups, of version 1 or 2.
+/// Whether a directory is a cgroup: whether it lies on a mount of cgroups, of version 1 or 2. A
+/// file `cgroup.procs` is no proof, because anybody can make one elsewhere.
 fn is_cgroup(directory: &Path) -> bool {
     let Ok(path) = CString::new(directory.as_os_str().as_bytes()) else { return false };
     // SAFETY: the structure has integers only, for which zeros are valid. The call writes it, and
@@ -106,8 +106,8 @@ fn is_cgroup(directory: &Path) -> bool {
     result == 0 && kinds.contains(&about.f_type) && directory.join("cgroup.procs").is_file()
 }
 
-/// The directory of the cgroup of a unit. Users and containers may have units of the same name, so
-/// those of the system come first.
+/// The directory of the cgroup of a unit. Units of the system come first, because users and
+/// containers may have units of the same name.
 fn unit_directory(unit: &str) -> Result<PathBuf, Stop> {
     let is_whole = [".service", ".slice", ".scope"].iter().any(|suffix| unit.ends_with(suffix));
     let wanted = if is_whole { unit.to_owned() } else { format!("{unit}.service") };
@@ -148,14 +148,15 @@ fn members(directory: &Path) -> Result<Vec<u32>, Stop> {
     let mut pids = Vec::new();
     for directory in tree(directory) {
         match std::fs::read_to_string(directory.join("cgroup.procs")) {
-            // 0 is a process of another pid namespace.
+            // The number 0 stands for a process of another pid namespace.
             Ok(text) => {
                 pids.extend(text.lines().flat_map(str::parse::<u32>).filter(|pid| *pid > 0))
             }
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
                 return Err(Stop::Failed(anyhow!("{directory:?}: {error}")));
             }
-            // A cgroup of threads only has no list of processes, and a cgroup may go away.
+            // A threaded cgroup has no list of processes (EOPNOTSUPP), and a cgroup may be removed
+            // meanwhile.
             Err(_) => {}
         }
     }

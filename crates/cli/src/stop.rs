@@ -1,4 +1,4 @@
-//! Why a command ends without success.
+//! The ways in which a command ends without success. Each has an exit code.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ pub enum Stop {
     Refused(anyhow::Error),
     /// Something failed, or a check found a mismatch.
     Failed(anyhow::Error),
-    /// A signal asked for the end; what had been done until then was checked.
+    /// A signal asked for the end. The work until then was checked.
     Interrupted {
-        /// Its number.
+        /// The number of the signal.
         signal: i32,
-        /// What was done and found until then.
+        /// A sentence on the work and its results until then.
         found: String,
     },
 }

@@ -3,10 +3,11 @@
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-/// Reads the name of a folder that the user may enter. Nobody has to list it.
+/// Parses the name of a folder that the user may search (`x`). The permission to list it (`r`) is
+/// not needed.
 pub fn folder(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
-    // Only who may search a folder finds `.` in it.
+    // The lookup of `.` fails without permission to search the folder.
     match std::fs::metadata(path.join(".")) {
         Ok(_) => Ok(path),
         Err(error) if error.kind() == ErrorKind::NotFound => {

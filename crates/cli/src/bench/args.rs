@@ -1,4 +1,4 @@
-//! Flags of `pageleap bench engines`, and what each accepts.
+//! Flags of `pageleap bench engines`, and the values that each accepts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +23,7 @@ pub struct BenchArgs {
     pub command: BenchCommand,
 }
 
-/// What can be measured.
+/// The measurements of `pageleap bench`.
 #[derive(Subcommand, Clone, Debug)]
 pub enum BenchCommand {
     Engines(Box<EnginesArgs>),
@@ -39,7 +39,7 @@ pub enum BenchCommand {
 /// is the same, and no time here is a NUMA speed-up.
 ///
 /// Private memory (anon-4k, anon-thp) moves in place into a reserve that is populated before each
-/// leap. What that takes has a column of its own (fresh).
+/// leap. The time to populate it has a column of its own (fresh).
 ///
 /// The writer keeps a shadow copy, which is compared with the region after every leap. Beside the
 /// writer, the kernel writes words of 64 pages every 5 ms (preadv), and these are compared, too.
@@ -200,17 +200,17 @@ Examples:
   pageleap bench engines --export-json engines.json --export-text engines.txt
       the default, shown and kept in two files";
 
-/// What leaps.
+/// The kind of memory that leaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// In pages of which size.
+    /// The page size.
     pub page: PageSize,
     /// Private anonymous memory, which moves in place, and no region.
     pub private: bool,
 }
 
 impl Kind {
-    /// What precedes the page size of private memory.
+    /// The prefix of the page size of private memory.
     const PRIVATE: &str = "anon-";
 }
 
@@ -263,7 +263,7 @@ pub enum LoadKind {
 }
 
 impl LoadKind {
-    /// The shapes of its jobs; `None` if all of the memory leaps beside the load.
+    /// The shapes of the jobs of this load; `None` if all of the memory leaps beside the load.
     pub fn shapes(self) -> Option<&'static [Shape]> {
         match self {
             LoadKind::Small => Some(&SMALL),
@@ -290,20 +290,20 @@ impl fmt::Display for LoadKind {
 /// A kind of load, at a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedLoad {
-    /// Its kind.
+    /// The kind of the load.
     pub kind: LoadKind,
-    /// What goes on beside the leap.
+    /// The work of the load's threads beside the leap.
     pub work: Work,
 }
 
-/// What is asked of the library in one row.
+/// The engine of a row, with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineRow {
-    /// Which engine.
+    /// The engine.
     pub choice: Asked,
     /// Size of areas; `None` for the library's default.
     pub area: Option<usize>,
-    /// What thread starts the job.
+    /// The priority of the thread that starts the job.
     pub starter: Starter,
 }
 
@@ -402,7 +402,7 @@ impl EnginesArgs {
         rows
     }
 
-    /// A starter that is no ordinary thread.
+    /// The first starter that is no ordinary thread, if there is one.
     pub fn other_starter(&self) -> Option<Starter> {
         self.starters().find(|starter| *starter != Starter::Ordinary)
     }

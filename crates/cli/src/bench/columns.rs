@@ -1,4 +1,5 @@
-//! The columns of the tables: which figure of a row, a run or a memcpy has which name.
+//! The columns of the tables: each has a name and a function that takes the figure from a row, a
+//! run or a memcpy.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use super::args::Starter;
 use super::rows::{Case, Line, OneCopy, Row, Run};
 use crate::engine::Asked;
 
-/// What belongs to a case.
+/// Rows, runs and memcpys, which all belong to a case.
 pub trait OfCase {
     /// The case.
     fn case(&self) -> &Case;
@@ -59,7 +60,7 @@ pub fn load_columns<R: OfCase>() -> Vec<Column<R>> {
     ]
 }
 
-/// How a leap copied: it went from one node to one node.
+/// The copy loop of a leap. There is one at most, because a leap goes from one node to one node.
 fn copies(sample: &Sample) -> Option<CopyUse> {
     sample.leap.report.copies.first().copied()
 }
@@ -88,7 +89,7 @@ pub fn line_columns<'a>() -> Vec<Column<Line<'a>>> {
     ]
 }
 
-/// The engine that was asked for, and the one by which `auto` has moved most in all runs together.
+/// The requested engine and, for `auto`, the engine that has moved most in all runs together.
 /// `moved` has the pages of each engine.
 pub fn engine_name(
     asked: impl Into<Asked>,
@@ -111,7 +112,7 @@ pub fn engine_name(
     }
 }
 
-/// The same, and who has started the jobs, unless it is an ordinary thread.
+/// The same, and the priority of the thread that started the jobs, unless it is an ordinary thread.
 pub fn asked_and_used(row: &Row) -> String {
     let parts: Vec<EngineShare<'_>> =
         row.samples.iter().flat_map(|sample| sample.leap.report.by_engine()).collect();
@@ -123,8 +124,8 @@ pub fn asked_and_used(row: &Row) -> String {
     }
 }
 
-/// The share of pages that the job's own engine has moved: with `auto`, the one that follows
-/// writes.
+/// The share of pages that were moved by the job's own engine, which with `auto` is the one that
+/// follows writes.
 fn own_share(report: &Report) -> f64 {
     let parts = report.by_engine();
     let pages = |own: bool| {
@@ -134,7 +135,7 @@ fn own_share(report: &Report) -> f64 {
     pages(true) as f64 / pages(false).max(1) as f64
 }
 
-/// The rows.
+/// The columns of the table of rows.
 pub fn row_columns<'a>() -> Vec<Column<Row<'a>>> {
     let mut columns = vec![
         column("row", "", "", |row: &Row| Value::count(row.number)),
@@ -150,7 +151,7 @@ pub fn row_columns<'a>() -> Vec<Column<Row<'a>>> {
         column("area_bytes", "area", "most bytes that one step moves", |row: &Row| {
             Value::Bytes(row.samples[0].leap.report.area_bytes as u64)
         }),
-        // Of the last run.
+        // The copy loop of the last run.
         column("copy_loop", "", "", |row: &Row| copy_loop(&row.samples[row.samples.len() - 1])),
     ];
     columns.extend(load_columns());
@@ -160,7 +161,7 @@ pub fn row_columns<'a>() -> Vec<Column<Row<'a>>> {
     columns
 }
 
-/// How long a leap takes, and what it costs.
+/// Columns with the times, CPU times and repeated copies of leaps, compared with those of memcpys.
 fn time_columns<'a>() -> Vec<Column<Row<'a>>> {
     vec![
         column("copy_threads", "", "", |row: &Row| {
@@ -218,7 +219,7 @@ fn time_columns<'a>() -> Vec<Column<Row<'a>>> {
     ]
 }
 
-/// What the load notices.
+/// Columns with the effect of a leap on the load: rates, gaps and windows.
 fn load_result_columns<'a>() -> Vec<Column<Row<'a>>> {
     vec![
         column("writes_beside_memcpy_per_s", "", "", |row: &Row| {
@@ -270,7 +271,8 @@ fn load_result_columns<'a>() -> Vec<Column<Row<'a>>> {
     ]
 }
 
-/// What a leap leaves for later, and what it takes besides.
+/// Columns with costs that the ratio leaves out (first touch, populating, mappings, memory), and
+/// with lost writes.
 fn price_columns<'a>() -> Vec<Column<Row<'a>>> {
     vec![
         column(

@@ -1,4 +1,5 @@
-//! The result as a document: machine and setting, base line, rows, and the figures of each run.
+//! The result as a document: machine and setting, base line, rows, gaps, and the figures of each
+//! run.
 
 use pageleap_measure::document::{Body, Document, Section, Table, Value, fact};
 use pageleap_measure::figures::percent;
@@ -123,7 +124,7 @@ fn plural(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
-/// How many windows the closing thread entered before other threads, by engine.
+/// How many windows the thread that kept the area closed ran with SCHED_FIFO, by engine.
 fn first_windows(rows: &[Row]) -> Option<Section> {
     let mut lowest: Vec<(String, f64)> = Vec::new();
     for row in rows {
@@ -207,7 +208,7 @@ mod tests {
         let text = Format::WIDE.write(&document);
         let rows = json["rows"].as_array().unwrap();
         assert_eq!(rows.len(), 6);
-        // The lines of the table begin with the name of the engine that was asked for.
+        // The lines of the table begin with the name of the requested engine.
         let table = text.split("Leaps, compared").nth(1).unwrap();
         let (table, gaps) = table.split_once("Gaps: ").unwrap();
         let lines: Vec<&str> = table

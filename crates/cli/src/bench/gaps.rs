@@ -8,7 +8,7 @@ use pageleap_measure::phase::{Phase, Spread, Times};
 use super::columns::{OfCase, asked_and_used, load_columns};
 use super::rows::{Case, Row, Run};
 
-/// The gaps of some threads beside one thing.
+/// The gaps of some threads of a load beside memcpys, or beside the leaps of one row.
 struct GapRow<'a> {
     case: &'a Case,
     /// The row of the leaps; `None` beside memcpys.
@@ -17,7 +17,8 @@ struct GapRow<'a> {
     run: Option<usize>,
     threads: Noticing,
     gaps: Option<Spread>,
-    /// The longest gap, less the longest beside memcpys of the same run; the median of the runs.
+    /// The longest gap, minus the longest gap beside memcpys of the same run; the median of the
+    /// runs.
     beyond_ns: Option<i64>,
 }
 
@@ -75,7 +76,7 @@ pub fn samples(rows: &[Row]) -> Section {
             let number = Some(run.number);
             let beside =
                 |row, gaps, beyond_ns| GapRow { case, row, run: number, threads, gaps, beyond_ns };
-            // The memcpys of a run are told once for its group.
+            // All rows of a group share the memcpys of a run, so only the first row shows them.
             if let Some(memcpy) = run.beside.filter(|_| is_first(run.row, rows)) {
                 gaps.push(beside(None, of(&memcpy.log, Phase::Memcpy), None));
             }

@@ -1,4 +1,4 @@
-//! The tables of short jobs: which figure has which name.
+//! The tables of short jobs: their columns, with the figure that each of them shows.
 
 use pageleap::MemoryEngine;
 use pageleap_measure::document::{Body, Column, Section, Table, Value, column};
@@ -22,7 +22,7 @@ const KERNEL: &str =
 /// One row: an engine with jobs of one shape.
 struct JobRow<'a> {
     group: &'a JobGroup,
-    /// Its place among the engines of the group.
+    /// The index of the engine in the group.
     at: usize,
     /// The copy that jobs of the group are compared with.
     base_line: BaseLine,
@@ -35,7 +35,7 @@ struct JobRow<'a> {
     run_ratio: OfRuns,
 }
 
-/// Lowest, median and highest value of all runs; `None` without runs.
+/// The lowest, median and highest value of all runs; `None` without runs.
 #[derive(Clone, Copy, Debug, Default)]
 struct OfRuns(Option<[f64; 3]>);
 
@@ -45,7 +45,7 @@ impl OfRuns {
         OfRuns(summary.map(|summary| [summary.min, summary.median, summary.max]))
     }
 
-    /// The same figures for one of `parts` equal parts of a job.
+    /// These figures divided by the number of equal parts of a job.
     fn of_each(self, parts: usize) -> OfRuns {
         OfRuns(self.0.map(|values| values.map(|value| value / parts as f64)))
     }
@@ -62,7 +62,7 @@ impl OfRuns {
         ns(self.0.map(|values| values[2]))
     }
 
-    /// Lowest and highest in microseconds, for people.
+    /// The lowest and the highest value in microseconds, for people.
     fn span(self) -> Value {
         self.0.map_or(Value::Unknown, |[least, _, most]| {
             let [least, most] = [least, most].map(|ns| three_digits(ns / 1e3));
@@ -70,7 +70,7 @@ impl OfRuns {
         })
     }
 
-    /// Of ratios: the lowest (0), the median (1), the highest (2).
+    /// One of three ratios: the lowest (0), the median (1) or the highest (2).
     fn ratio(self, which: usize) -> Value {
         Value::ratio(self.0.map(|values| values[which]))
     }
@@ -139,7 +139,7 @@ struct JobRun<'a> {
 }
 
 impl JobRow<'_> {
-    /// Each run has one job of each way.
+    /// The jobs, in the order of the runs. Each run has one job of each way.
     fn runs(&self) -> impl Iterator<Item = JobRun<'_>> {
         [Way::Start, Way::Run].into_iter().flat_map(move |way| {
             let samples = self.samples().iter().filter(move |sample| sample.way == way);
@@ -177,7 +177,8 @@ impl JobGroup {
     }
 }
 
-/// All about short jobs: a table of each load, why the kernel has no figures, and each job.
+/// All sections about short jobs: a table for each load, the reasons why the kernel was not
+/// measured, and the figures of each job.
 pub fn sections(groups: &[JobGroup], runs: &str) -> Vec<Section> {
     let of_load = |load| rows(groups.iter().filter(move |group| group.load == load));
     let [small, scattered] = [LoadKind::Small, LoadKind::Scattered].map(of_load);
@@ -219,7 +220,7 @@ fn table<'a>(
     Section::new(key, title, Body::Table(Table::of(columns, rows, |row| row.group.heading())))
 }
 
-/// A complete row in a few words, for progress.
+/// A complete row in a few words, for the progress on standard error.
 pub fn in_short(group: &JobGroup, at: usize) -> String {
     let name = format!("{}: {}", group.heading(), group.choices[at]);
     let Some(row) = group.row(at) else { return name };
@@ -233,7 +234,7 @@ pub fn in_short(group: &JobGroup, at: usize) -> String {
     }
 }
 
-/// Of both tables, before all others.
+/// The first columns of both tables.
 fn case_columns<'a>() -> Vec<Column<JobRow<'a>>> {
     vec![
         column("", "engine", "", |row: &JobRow| {
@@ -256,7 +257,7 @@ fn case_columns<'a>() -> Vec<Column<JobRow<'a>>> {
     ]
 }
 
-/// Of both tables, for programs: whole jobs.
+/// Columns of both tables that only programs get: figures of whole jobs.
 fn figure_columns<'a>() -> Vec<Column<JobRow<'a>>> {
     vec![
         column("start_ns", "", "", |row: &JobRow| row.start.median()),
@@ -431,7 +432,7 @@ mod tests {
             ("run_ns", 4_000),
             ("run_min_ns", 2_000),
             ("run_max_ns", 6_000),
-            // Of both ways: 100, 200, 200, 400, 400 and 800.
+            // The copies of both ways took 100, 200, 200, 400, 400 and 800.
             ("memcpy_ns", 300),
             ("memcpy_min_ns", 100),
             ("memcpy_max_ns", 800),

@@ -1,7 +1,7 @@
 //! The loads `small` and `scattered`: short jobs of base pages, while nothing else runs.
 //!
-//! For each shape of jobs two pools and a region are made, and all engines take turns. Each has two
-//! jobs in a run: one that is started and waited for, and one in the calling thread.
+//! For each shape of jobs two pools and a region are made, and all engines take turns. In each run
+//! an engine does the same job in two ways: started and waited for, and in the calling thread.
 
 use anyhow::anyhow;
 use pageleap::{EngineChoice, Migration, NodeId, PageSize};
@@ -43,7 +43,7 @@ pub fn measure_all(args: &EnginesArgs, bench: &mut Bench) -> Result<(), Stop> {
             let choices = choices.clone();
             let mut group = JobGroup { load, shape: *shape, choices, samples, kernel };
             let ended = measure(args, bench, &mut group, &mut steps);
-            // Of a group that is not complete, only lost writes count.
+            // An incomplete group is kept only if writes were lost in it.
             if ended.is_ok() || group.lost() > 0 {
                 bench.jobs.push(group);
             }
@@ -53,7 +53,7 @@ pub fn measure_all(args: &EnginesArgs, bench: &mut Bench) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The engines that can move a page here; a note for each of the others.
+/// The engines that can move a page here. For each other engine a note says why it cannot.
 fn fit_engines(
     args: &EnginesArgs,
     bench: &mut Bench,
@@ -82,7 +82,7 @@ fn measure(
     steps.now(group.heading());
     let shape = group.shape;
     let (from, to) = (NodeId(bench.setting.from), NodeId(bench.setting.to));
-    // The destination has the pages, and their copy.
+    // The destination has frames for the pages of a job, and as many for the target of memcpys.
     let bytes = [shape.span_bytes(), 2 * shape.bytes()].map(|bytes| bytes as u64);
     let pools = Pools::build(bytes, PageSize::Base, from, to)?;
     let scene = Scene::new(&pools.region, [&pools.source, &pools.destination], shape)?;
@@ -93,7 +93,7 @@ fn measure(
     });
     for run in 0..args.job_runs() {
         for turn in 0..group.choices.len() {
-            // Another engine comes first in each run, and another way.
+            // Each run begins with another engine, and with the other of the two ways.
             let at = (run + turn) % group.choices.len();
             let mut ways = [Way::Start, Way::Run];
             ways.rotate_left(run % 2);
@@ -122,7 +122,7 @@ fn job(
     let stopped = || interrupt::received().is_some();
     let sample = scene.sample(run, way, &|job| asked(job, args, choice), &stopped)?;
     stop_if_received()?;
-    // The signal has ended the copies, or there was none.
+    // The sample is missing only after a signal, and then the line above has returned.
     sample.ok_or_else(|| anyhow!("the memcpy was interrupted").into())
 }
 
@@ -131,7 +131,8 @@ fn asked<'a>(job: Migration<'a>, args: &EnginesArgs, choice: EngineChoice) -> Mi
     args.wait_budget.into_iter().fold(job, Migration::wait_budget)
 }
 
-/// Has the kernel move the pages. If it cannot, now or ever, the reason stands in place of its times.
+/// Times `move_pages(2)` of the same pages. If the kernel cannot move them, now or in general, the
+/// reason stands in place of the times.
 fn by_kernel(group: &mut JobGroup, scene: Option<&KernelScene>) {
     let (Some(scene), Ok(samples)) = (scene, &mut group.kernel) else { return };
     match scene.sample() {
@@ -140,7 +141,8 @@ fn by_kernel(group: &mut JobGroup, scene: Option<&KernelScene>) {
     }
 }
 
-/// Each job is checked at its end.
+/// Ends the measurement if a signal has arrived. Nothing is left to check then, because each job
+/// was checked at its end.
 fn stop_if_received() -> Result<(), Stop> {
     interrupt::stop_if_received(|| "no write was lost in jobs that had ended".to_owned())
 }

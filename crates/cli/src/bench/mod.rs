@@ -1,4 +1,4 @@
-//! `pageleap bench engines`: what each engine costs, compared with a memcpy of the same bytes.
+//! `pageleap bench engines`: the cost of each engine, compared with a memcpy of the same bytes.
 //!
 //! For each page size ([`args`]) two pools and a region are made, or private memory ([`place`]).
 //! For each load, memcpys and the leaps of all engines take turns ([`run`]). The runs become rows
@@ -30,14 +30,15 @@ use crate::progress::Steps;
 use crate::stop::{Refusal, Stop};
 use crate::{export, interrupt};
 
-/// Runs what was asked for.
+/// Runs the measurement that the arguments name.
 pub fn run(args: &BenchArgs) -> Result<(), Stop> {
     match &args.command {
         BenchCommand::Engines(args) => engines(args),
     }
 }
 
-/// Measures, prints and exports the rows that are complete, and tells what went wrong.
+/// Measures, prints and exports the complete rows, and returns the error or the mismatch, if there
+/// is one.
 fn engines(args: &EnginesArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     interrupt::install();
@@ -80,9 +81,10 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
     export::conclude(conclude(&bench, ended), printed)
 }
 
-/// Makes the exit code of a measurement that has been shown.
+/// Turns a measurement that has been printed into its exit code.
 fn conclude(bench: &Bench, ended: Result<(), Stop>) -> Result<(), Stop> {
-    // A lost write is worse than whatever ended the measurement.
+    // Lost writes decide the exit code, even if the measurement also ended for another reason,
+    // because they are worse.
     let lost = bench.lost();
     if lost > 0 {
         return Err(anyhow!("{}", run::mismatch(lost)).into());
@@ -146,8 +148,8 @@ fn measure_load(
     Ok(Group { cases, runs })
 }
 
-/// What leaps; `None`, and a note, if memory of this kind cannot be measured. If pages of 4 KB
-/// cannot be had, that is an error.
+/// The memory that leaps; `None`, and a note, if memory of this kind cannot be measured. For pages
+/// of 4 KB that is an error.
 fn place_for(
     args: &EnginesArgs,
     kind: Kind,
@@ -172,7 +174,8 @@ fn place_for(
     Ok(None)
 }
 
-/// The rows that can be measured with memory of this kind; a note for each of the others.
+/// The rows that can be measured with memory of this kind. For each other row a note says why it
+/// cannot.
 fn fit_engines(
     rows: &[EngineRow],
     place: &Place,

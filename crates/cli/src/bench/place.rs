@@ -1,5 +1,5 @@
-//! What leaps: a region between two pools, or private memory; with the shadow copy, and whether
-//! they fit.
+//! The memory that leaps, and its shadow copy: a region between two pools, or private memory.
+//! Checks here also tell, before anything is measured, whether they fit into the free memory.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -30,15 +30,15 @@ const USABLE_SHARE: f64 = 0.95;
 /// More threads fill a pool no faster.
 const MOST_THREADS: usize = 16;
 
-/// What leaps, and what it must contain.
+/// The memory that leaps, with a shadow copy of its contents.
 pub struct Place {
-    /// What leaps.
+    /// The memory that leaps.
     pub memory: Memory,
-    /// What its words must contain.
+    /// The words that the memory must contain.
     pub shadow: Shadow,
 }
 
-/// What leaps, and from where to where.
+/// Memory that leaps, with its source and destination.
 pub enum Memory {
     Region(Pools),
     Private(Private),
@@ -61,7 +61,7 @@ pub struct Private {
 }
 
 impl Place {
-    /// Takes the memory and fills what leaps, so that no two words are equal.
+    /// Takes the memory, and fills it so that no two words are equal.
     pub fn build(bytes: u64, kind: Kind, from: u32, to: u32) -> Result<Place, Stop> {
         let (page, from, to) = (kind.page, NodeId(from), NodeId(to));
         let memory = match kind.private {
@@ -87,7 +87,8 @@ impl Pools {
         Ok(Pools { region, source, destination })
     }
 
-    /// Why an engine cannot move the region here: a page leaps by it, and back.
+    /// Why an engine cannot move the region here; `None` if it can. To find out, a page leaps by
+    /// it, and back.
     pub fn unfit(&self, choice: EngineChoice) -> Result<Option<String>, Stop> {
         let page = 0..self.region.page_size().bytes();
         let leap = Migration::new().range(&self.region, page, &self.destination);
@@ -117,8 +118,8 @@ impl Private {
     }
 
     fn migration(&self, bytes: usize, to: NodeId, engine: Option<MemoryEngine>) -> MemoryMigration {
-        // SAFETY: nobody unmaps, remaps or protects the memory. Each job is waited for, or dropped,
-        // before the memory goes.
+        // SAFETY: no thread unmaps, remaps or protects the memory. Each job is waited for, or
+        // dropped, before the memory is unmapped.
         let migration = unsafe { MemoryMigration::new().range(self.memory.as_ptr(), bytes, to) };
         migration.engine(engine).renew(self.from == self.to)
     }
@@ -146,7 +147,7 @@ impl Memory {
         (bytes / page) as u64
     }
 
-    /// What memcpys go to.
+    /// The memory that memcpys copy to.
     pub fn target(&self) -> Result<Target<'_>, Stop> {
         Ok(match self {
             Memory::Region(pools) => Target::new(&pools.region, &pools.destination)?,
@@ -178,7 +179,7 @@ impl Memory {
                     args.wait_budget.into_iter().fold(migration, MemoryMigration::wait_budget);
                 let began = Instant::now();
                 let reserve = match engine.choice.memory_engine() {
-                    // It takes fresh memory itself.
+                    // The kernel takes fresh memory itself, so no reserve is of use.
                     Some(MemoryEngine::Kernel) => None,
                     _ => Some(Reserve::new(private.to, private.bytes(), private.page)?),
                 };
@@ -198,13 +199,15 @@ impl Memory {
             Memory::Region(pools) => pools.migration(&pools.source).start(),
             Memory::Private(private) => {
                 let migration = private.migration(private.bytes(), private.from, None);
-                // On one node all is where it was.
+                // Without `renew`, pages that already lie on the node stay, so on a machine with
+                // one node nothing moves.
                 migration.renew(false).start()
             }
         }
     }
 
-    /// Why an engine cannot be measured here: a page leaps by it, and back.
+    /// Why an engine cannot be measured here; `None` if it can. To find out, a page leaps by it,
+    /// and back.
     pub fn unfit(&self, engine: &EngineRow) -> Result<Option<String>, Stop> {
         match self {
             Memory::Region(pools) => pools.unfit(engine.choice.for_region().expect(OF_REGION)),
@@ -222,7 +225,8 @@ impl Memory {
     }
 }
 
-/// Why the engine refused to start; otherwise waits for the leap and the way back.
+/// Why the engine refused to start. If it did not refuse, waits for the leap and the way back, and
+/// returns `None`.
 fn refused(
     started: Result<Job, pageleap::Error>,
     back: impl FnOnce() -> Result<Job, pageleap::Error>,
@@ -238,9 +242,10 @@ fn refused(
 
 /// A leap that has not begun.
 pub struct Leap<'a> {
-    /// Starts it.
+    /// Starts the leap.
     pub start: Box<dyn FnOnce() -> Result<Job, pageleap::Error> + Send + 'a>,
-    /// What taking and populating the memory for it took.
+    /// The time to take and populate the memory that the leap copies into, in nanoseconds; `None`
+    /// without such memory.
     pub populate_ns: Option<u64>,
 }
 
@@ -268,7 +273,7 @@ pub fn check_memory(
         let needed = pools as f64 * largest as f64 + shadows as f64 * shadow as f64;
         let usable = free as f64 * USABLE_SHARE;
         if needed > usable {
-            // Rounded down to what the flag takes as it is printed.
+            // Rounded down to whole megabytes, so that the flag accepts the size as it is printed.
             let fits = (usable / f64::from(pools + shadows)) as u64 >> 20;
             let remedy = if fits == 0 {
                 "free some memory".to_owned()
@@ -356,8 +361,8 @@ mod tests {
             let named = refusal.split("use --size ").nth(1).unwrap().split(' ').next().unwrap();
             let fits = args(named);
             assert!(fits.size < 2 << 30);
-            // To the other node what fits on the first may still be too much for the second, which
-            // is named then.
+            // The size that fits on the first node may still be too large for the second. The error
+            // then names the second.
             if to == 0 {
                 check_memory(&fits, &[PageSize::Base.into()], &nodes, 0, to).unwrap();
             }

@@ -1,4 +1,5 @@
-//! What was measured: rows, what all of them share, and the figures of each row and each run.
+//! The results of the benchmark: rows, the setting that all rows share, and the figures of each row
+//! and each run.
 
 use std::time::Duration;
 
@@ -15,14 +16,14 @@ use pageleap_measure::statistics::{extremes, median, median_if_all_known};
 use super::args::{EngineRow, Kind, LoadKind, NamedLoad};
 use super::run::{BesideMemcpy, Runs};
 
-/// What tells a row from others.
+/// The key of a row: engine, memory and load.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// What was asked of the library.
+    /// The engine and its options.
     pub engine: EngineRow,
-    /// What leaps.
+    /// The memory that leaps.
     pub kind: Kind,
-    /// What ran beside it.
+    /// The load beside the leap.
     pub load: NamedLoad,
 }
 
@@ -31,7 +32,7 @@ pub struct Case {
 pub struct Group {
     /// The rows.
     pub cases: Vec<Case>,
-    /// Their runs.
+    /// The runs of all these rows.
     pub runs: Runs,
 }
 
@@ -40,17 +41,17 @@ pub struct Group {
 pub struct JobGroup {
     /// `small` or `scattered`.
     pub load: LoadKind,
-    /// Their shape.
+    /// The shape of the jobs.
     pub shape: Shape,
     /// The engines.
     pub choices: Vec<EngineChoice>,
     /// For each engine, its jobs: two of each run.
     pub samples: Vec<Vec<JobSample>>,
-    /// How long `move_pages(2)` took in each run. The error says why it was not measured.
+    /// The times of `move_pages(2)`, by run. The error says why it was not measured.
     pub kernel: Result<Vec<KernelSample>, String>,
 }
 
-/// What all rows share.
+/// The setting that all rows share.
 #[derive(Debug)]
 pub struct Setting {
     /// Kernel release.
@@ -69,7 +70,7 @@ pub struct Setting {
     pub size: Option<u64>,
     /// Threads that copy.
     pub threads: usize,
-    /// For how long a thread should wait at most; `None` if the library decides.
+    /// The wait budget: how long a thread should wait at most; `None` if the library decides.
     pub wait_budget: Option<Duration>,
     /// Threads of the largest load.
     pub load_threads: usize,
@@ -81,7 +82,7 @@ pub struct Setting {
     pub seed: u64,
 }
 
-/// What was measured, where, and what was left out.
+/// All complete measurements, with their setting, and a list of those that were left out.
 #[derive(Debug)]
 pub struct Bench {
     /// Machine and region.
@@ -90,15 +91,15 @@ pub struct Bench {
     pub groups: Vec<Group>,
     /// The measurements of short jobs that are complete.
     pub jobs: Vec<JobGroup>,
-    /// What was skipped, each with its reason.
+    /// Rows and groups that were skipped, each with its reason.
     pub skipped: Vec<String>,
 }
 
 /// One row: an engine with pages of one size beside one load.
 pub struct Row<'a> {
-    /// Its number.
+    /// The number of the row.
     pub number: usize,
-    /// What it is of.
+    /// Engine, memory and load.
     pub case: &'a Case,
     /// The memcpy that leaps are compared with.
     pub base_line: BaseLine,
@@ -106,27 +107,27 @@ pub struct Row<'a> {
     pub copies: &'a [Copies],
     /// The load beside memcpys of each run; `None` without a load.
     pub beside: &'a [Option<BesideMemcpy>],
-    /// Its leaps.
+    /// The leaps of the row, by run.
     pub samples: &'a [Sample],
 }
 
 /// One run of a row.
 pub struct Run<'a> {
-    /// Its row.
+    /// The row of the run.
     pub row: &'a Row<'a>,
-    /// Its number.
+    /// The number of the run.
     pub number: usize,
     /// The memcpy of this run that it is compared with.
     pub memcpy: Copy,
     /// The load beside memcpys; `None` without a load.
     pub beside: Option<&'a BesideMemcpy>,
-    /// Its leap.
+    /// The leap of this run.
     pub sample: &'a Sample,
 }
 
 /// The memcpys of one group.
 pub struct Line<'a> {
-    /// What it is of.
+    /// A case of the group, for its memory and load.
     pub case: &'a Case,
     /// The memcpy that leaps are compared with.
     pub base_line: BaseLine,
@@ -136,13 +137,13 @@ pub struct Line<'a> {
 
 /// One memcpy.
 pub struct OneCopy<'a> {
-    /// What it is of.
+    /// A case of the group, for its memory and load.
     pub case: &'a Case,
-    /// Its run.
+    /// The number of the run.
     pub run: usize,
-    /// How it copied.
+    /// The copy loop and its steps.
     pub method: CopyMethod,
-    /// What it took.
+    /// The time of the copy.
     pub copy: Copy,
 }
 
@@ -196,8 +197,8 @@ impl Case {
         }
     }
 
-    /// Writes per second that were asked for: 0 without a writer, unknown for as many as possible,
-    /// for a changing load, and for rounds of the bystander.
+    /// The requested writes per second. 0 without a writer; unknown for as many as possible, for a
+    /// changing load, and for the rounds of the bystander.
     pub fn writes_per_s(&self) -> Value {
         match (self.load.work, self.rate()) {
             (Work::Rest, _) => Value::Count(0),
@@ -218,7 +219,7 @@ impl Case {
 }
 
 impl Group {
-    /// Its rows, without their numbers.
+    /// The rows of the group, without their numbers.
     pub fn rows(&self, base_line: BaseLine) -> impl Iterator<Item = Row<'_>> {
         let cases = self.cases.iter().zip(&self.runs.samples);
         cases.filter(|(_, samples)| !samples.is_empty()).map(move |(case, samples)| Row {
@@ -231,14 +232,14 @@ impl Group {
         })
     }
 
-    /// Its memcpys; `None` without rows.
+    /// The memcpys of the group; `None` without rows.
     pub fn line(&self, base_line: BaseLine) -> Option<Line<'_>> {
         Some(Line { case: self.cases.first()?, base_line, copies: &self.runs.copies })
     }
 }
 
 impl JobGroup {
-    /// Words that did not contain what they should.
+    /// The number of words that did not contain the last value written to them.
     pub fn lost(&self) -> u64 {
         let by_kernel = self.kernel.iter().flatten().map(|sample| sample.lost);
         self.samples.iter().flatten().map(|sample| sample.lost).chain(by_kernel).sum()
@@ -257,7 +258,7 @@ impl JobGroup {
 }
 
 impl<'a> Line<'a> {
-    /// Its memcpys, one by one.
+    /// The memcpys of all runs, one by one.
     pub fn each(&'a self) -> impl Iterator<Item = OneCopy<'a>> {
         self.copies.iter().enumerate().flat_map(move |(run, copies)| {
             let each = METHODS.into_iter().zip(*copies);
@@ -295,7 +296,7 @@ impl<'a> Row<'a> {
         Value::ns(median(&figures).map(|ns| ns.round() as u64))
     }
 
-    /// The median if the figure is known of all runs.
+    /// The median of a figure over all runs; `None` if it is unknown in one of them.
     pub fn known(&self, figure: fn(&Run) -> Option<f64>) -> Option<f64> {
         median_if_all_known(&self.runs().map(|run| figure(&run)).collect::<Vec<_>>())
     }
@@ -309,16 +310,16 @@ impl<'a> Row<'a> {
         extremes(&self.figures(|run| run.ratio())).unwrap_or((f64::NAN, f64::NAN))
     }
 
-    /// The gap of all runs that the given share of them does not exceed.
+    /// A quantile of the gaps of all runs: the given share of gaps is not longer.
     pub fn gap_ns(&self, share: f64) -> Value {
         let mut gaps = Times::new();
         self.samples.iter().for_each(|sample| gaps.join(&sample.load.gaps));
         Value::ns(gaps.quantile_ns(Phase::During, share))
     }
 
-    /// Writes per second during the leap / writes per second beside a memcpy, as the median of the
-    /// runs. Of a changing load what was written at full speed counts, in all runs together: a
-    /// single leap may meet no such spell.
+    /// Writes per second during the leap / writes per second beside a memcpy: the median of the
+    /// runs. Of a changing load only the spells at full speed count, summed over all runs, because
+    /// a single leap may meet no such spell.
     pub fn kept(&self) -> Option<f64> {
         if !self.case.changes() {
             return self.known(|run| run.kept());
@@ -333,8 +334,8 @@ impl<'a> Row<'a> {
         quotient(during.per_s(), beside.per_s())
     }
 
-    /// The longest gap of a leap, less the longest beside memcpys of the same run: the median of the
-    /// runs, if it is known of all.
+    /// The longest gap of a leap, minus the longest gap beside memcpys of the same run: the median
+    /// of the runs, if it is known for all of them.
     pub fn beyond_memcpy_ns(&self, threads: Noticing) -> Option<i64> {
         let of_runs: Vec<Option<f64>> =
             self.runs().map(|run| run.beyond_memcpy_ns(threads).map(|ns| ns as f64)).collect();
@@ -347,7 +348,7 @@ impl<'a> Row<'a> {
         windows
     }
 
-    /// The window of all runs that the given share of them does not exceed.
+    /// A quantile of the windows of all runs: the given share of windows is not longer.
     pub fn window_ns(&self, share: f64) -> Value {
         let windows = self.windows();
         Value::ns((windows.count > 0).then(|| windows.quantile(share)))
@@ -384,8 +385,8 @@ impl Run<'_> {
         Some(self.beside?.per_s)
     }
 
-    /// Writes per second during the leap / writes per second beside a memcpy; of a changing load at
-    /// full speed.
+    /// Writes per second during the leap / writes per second beside a memcpy. Of a changing load
+    /// only the spells at full speed count.
     pub fn kept(&self) -> Option<f64> {
         if self.row.case.changes() {
             return quotient(self.full_speed().per_s(), self.full_speed_beside().per_s());
@@ -393,17 +394,17 @@ impl Run<'_> {
         quotient(self.during_per_s(), self.beside_per_s())
     }
 
-    /// What a changing load wrote at full speed during the leap.
+    /// The writes of a changing load at full speed during the leap, with their time.
     fn full_speed(&self) -> Tally {
         self.sample.load.full_speed[Phase::During as usize]
     }
 
-    /// The same beside memcpys.
+    /// The writes of a changing load at full speed beside memcpys, with their time.
     fn full_speed_beside(&self) -> Tally {
         self.beside.map_or(Tally::default(), |beside| beside.log.full_speed[Phase::Memcpy as usize])
     }
 
-    /// The longest gap during the leap, less the longest beside memcpys of the same run.
+    /// The longest gap during the leap, minus the longest gap beside memcpys of the same run.
     pub fn beyond_memcpy_ns(&self, threads: Noticing) -> Option<i64> {
         self.sample.load.beyond_memcpy_ns(&self.beside?.log, threads)
     }

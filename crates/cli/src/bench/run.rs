@@ -16,14 +16,15 @@ use super::place::{Leap, Place};
 use crate::interrupt;
 use crate::stop::Stop;
 
-/// The load runs beside memcpys for at least this time, however small the region is. One memcpy of
-/// a large region takes about as long as a leap, so that neither has more time for a long gap.
+/// The load runs beside memcpys for at least this time, however small the region is. A memcpy of a
+/// large region takes about as long as a leap, so the load has as much time for a long gap beside
+/// one as beside the other.
 const BESIDE_TIME: Duration = Duration::from_millis(50);
 
 /// The runs of one page size and one load.
 #[derive(Debug, Default)]
 pub struct Runs {
-    /// The memcpys of each run.
+    /// The memcpys, by run.
     pub copies: Vec<Copies>,
     /// The load beside memcpys of each run; `None` without a load.
     pub beside: Vec<Option<BesideMemcpy>>,
@@ -31,7 +32,7 @@ pub struct Runs {
     pub samples: Vec<Vec<Sample>>,
 }
 
-/// What the load did beside memcpys.
+/// The rate and the gaps of the load beside memcpys.
 #[derive(Debug)]
 pub struct BesideMemcpy {
     /// Writes, or rounds, per second.
@@ -40,8 +41,8 @@ pub struct BesideMemcpy {
     pub log: Log,
 }
 
-/// Measures all `engines` beside one load, one run after the other. `measured` is told after each
-/// leap which engine it was of, and what is known so far.
+/// Measures all `engines` beside one load, one run after the other. Calls `measured` after each
+/// leap, with the index of the engine and all results so far.
 pub fn measure(
     args: &EnginesArgs,
     place: &mut Place,
@@ -57,8 +58,8 @@ pub fn measure(
         runs.copies.push(memcpys(place, run)?);
         runs.beside.push(beside_memcpy(place, &load, &runs.copies)?);
         for turn in 0..engines.len() {
-            // Another engine comes first in each run, so that the state that the memcpy leaves
-            // meets each engine once.
+            // Each run begins with another engine, so that the state in which the memcpy leaves the
+            // machine does not always meet the same one.
             let at = (run + turn) % engines.len();
             let sample = leap(args, place, &load, &engines[at])?;
             runs.samples[at].push(sample);
@@ -75,7 +76,7 @@ fn memcpys(place: &Place, run: usize) -> Result<Copies, Stop> {
     let target = place.memory.target()?;
     let copies = target.copy_by_all_methods(run, &|| interrupt::received().is_some());
     stop_if_received(place)?;
-    // The signal has ended the run, or there was none.
+    // The copies are missing only after a signal, and then the line above has returned.
     copies.ok_or_else(|| anyhow!("the memcpy was interrupted").into())
 }
 
@@ -119,7 +120,7 @@ fn leap(
     let sample = Sample { populate_ns, ..sample };
     stop_if_received(place)?;
     if sample.lost > 0 {
-        // The next leap is not to be blamed for it.
+        // Accepts the wrong words, so that the next leap is not blamed for them.
         let Place { memory, shadow } = place;
         shadow.accept(memory.words()?);
     } else {
@@ -144,12 +145,12 @@ fn cancel_if_interrupted(_: &Job) -> Wish {
     if interrupt::received().is_some() { Wish::Cancel } else { Wish::GoOn }
 }
 
-/// What is wrong when writes are lost.
+/// The message about lost writes.
 pub fn mismatch(lost: u64) -> String {
     format!("mismatch: {lost} words do not contain the last value written to them")
 }
 
-/// Ends the run if a signal has asked for it, and says only what the shadow copy shows.
+/// Ends the run if a signal has arrived. The message tells only whether writes were lost.
 fn stop_if_received(place: &Place) -> Result<(), Stop> {
     if interrupt::received().is_none() {
         return Ok(());

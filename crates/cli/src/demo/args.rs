@@ -123,7 +123,7 @@ impl Memory {
         }
     }
 
-    /// What can be asked to move it.
+    /// The engines that can move this memory.
     fn engines(self) -> Vec<Asked> {
         match self {
             Memory::Pool => Asked::of_region().collect(),
@@ -154,7 +154,7 @@ impl DemoArgs {
         Ok(())
     }
 
-    /// Checks what depends on the kind of memory.
+    /// Checks flags that do not fit the kind of memory.
     fn check_memory(&self) -> Result<(), String> {
         let memory = self.memory.name();
         let fits = self.memory.engines();

@@ -1,4 +1,4 @@
-//! Builds what the demo measures: memory that leaps, and the table in it.
+//! Builds the memory that leaps, and the table in it.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -44,15 +44,16 @@ impl Built {
     /// Every byte after the column that the writer changes.
     pub fn other_columns(&self) -> Result<&[u64], Stop> {
         let range = self.layout.range(Array::PartKey).start..self.bytes()?;
-        // SAFETY: after `build` nothing writes outside L_ORDERKEY.
+        // SAFETY: after `build` no thread writes outside L_ORDERKEY.
         unsafe { self.slice(range) }
     }
 
     /// The columns that the queries read.
     pub fn columns(&self) -> Result<Columns<'_>, Stop> {
         let range = |array| -> Range<usize> { self.layout.range(array) };
-        // SAFETY: after `build` nothing writes these columns, and they contain elements of these
-        // types. Their pages move, but leaps promise that readers see the same bytes throughout.
+        // SAFETY: after `build` no thread writes to these columns, and they contain elements of
+        // these types. Their pages move, but leaps promise that readers see the same bytes
+        // throughout.
         unsafe {
             Ok(Columns {
                 quantity: self.slice(range(Array::Quantity))?,
@@ -69,7 +70,7 @@ impl Built {
     /// A part of the memory as elements of a type.
     ///
     /// # Safety
-    /// Nobody writes the part while the slice is borrowed.
+    /// No thread writes to the part while the slice is borrowed.
     unsafe fn slice<T: Plain>(&self, range: Range<usize>) -> Result<&[T], Stop> {
         let words = self.home.words()?;
         assert!(range.start <= range.end && range.end <= size_of_val(words));
@@ -86,7 +87,7 @@ impl Built {
     }
 }
 
-/// Builds everything. If the table will not fit, refuses before it generates anything.
+/// Builds everything. Refuses a table that does not fit before anything is generated.
 pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
     let nodes = machine::nodes(args.page_size)?;
     let (from, to) = machine::choose_nodes(&nodes, args.from, args.to)?;

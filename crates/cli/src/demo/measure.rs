@@ -20,8 +20,8 @@ use crate::{interrupt, progress};
 
 /// Shortest time that queries and writer run before the leap, and again after the leap.
 const PHASE_TIME: Duration = Duration::from_secs(1);
-/// This first part of the first phase does not count for the writer's rate. In it, the writer
-/// touches its shadow for the first time.
+/// The first part of the first phase, which does not count for the writer's rate, because the
+/// writer faults in its shadow there.
 const WRITER_WARM_UP: Duration = Duration::from_millis(300);
 /// The main thread checks the clock and the signals at this interval.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -30,26 +30,28 @@ const MEMCPY_RUNS: usize = 3;
 /// Leaps without load, to the destination and back.
 const QUIET_ROUND_TRIPS: usize = 2;
 
-/// What was measured.
+/// The measurements of a run.
 pub struct Measured {
     /// Memcpys of the table without load.
     pub copies: Vec<Copies>,
     /// Leaps without load, alternately to the destination and back.
     pub quiet: Vec<Watched>,
-    /// What each of them took before, to populate what it copied into; `None` without such memory.
+    /// The times to populate the memory that each of these leaps copied into, in nanoseconds;
+    /// `None` without such memory.
     pub quiet_reserve_ns: Vec<Option<u64>>,
-    /// The same of the leap under load.
+    /// The time to populate memory for the leap under load, in nanoseconds; `None` without such
+    /// memory.
     pub reserve_ns: Option<u64>,
     /// The table before the leap under load. A page that has leapt several times may be in its
     /// first frame again.
     pub before: Observed,
-    /// What the query thread saw.
+    /// The log of the query thread.
     pub query_log: QueryLog,
-    /// What the writer did.
+    /// The log of the writer.
     pub write_log: Log,
-    /// What the writer's column must contain.
+    /// The values that the writer's column must contain.
     pub shadow: Shadow,
-    /// What was measured beside queries and writes.
+    /// Measurements beside queries and writes.
     pub under_load: UnderLoad,
 }
 
@@ -59,7 +61,7 @@ pub fn measure(args: &DemoArgs, built: &Built) -> Result<Measured, Stop> {
     let (quiet, quiet_reserve_ns) = quiet_leaps(args, built)?.into_iter().unzip();
     let slots = built.order_keys()?;
     let mut shadow = Shadow::of(slots);
-    // Before the load starts, so that its first phase shows the load alone.
+    // Populated before the load starts, so that the first phase shows the load alone.
     let reserve_ns = populate(&*built.home)?;
     let before = Observed::of(built)?;
     let target = built.home.memcpy_target()?;
@@ -81,7 +83,7 @@ pub fn measure(args: &DemoArgs, built: &Built) -> Result<Measured, Stop> {
     })
 }
 
-/// Populates what the leap under load copies into.
+/// Populates the memory that the leap under load copies into.
 fn populate(home: &dyn Home) -> Result<Option<u64>, Stop> {
     let bar = progress::spinner("filling reserve");
     bar.tick();
@@ -95,7 +97,7 @@ pub fn base_line(copies: &[Copies]) -> BaseLine {
     BaseLine::of(copies).expect("memcpys were timed")
 }
 
-/// What was measured beside queries and writes.
+/// Measurements beside queries and writes.
 pub struct UnderLoad {
     /// The writer's rate before the leap, per second.
     pub rate_before: f64,
@@ -125,7 +127,7 @@ fn beside_queries(
         if interrupt::received().is_none() {
             under_load.memcpy = Some(memcpy(base_line, &target, beside));
         }
-        // A region needs the frames of the copy, because the pool has no others.
+        // Dropped before the leap: a region needs these frames, because the pool has no others.
         drop(target);
         if interrupt::received().is_none() {
             under_load.leap = Some(leap(args, built, beside)?);
@@ -149,7 +151,8 @@ fn before(beside: &Beside, counts: &QueryCounts) -> UnderLoad {
     UnderLoad { rate_before, memcpy: None, leap: None }
 }
 
-/// Copies once beside queries and writer, as the leap is done once.
+/// Times one memcpy beside queries and writer. There is only one, because there is only one leap
+/// under load.
 fn memcpy(base_line: BaseLine, target: &Target, beside: &Beside) -> Copy {
     let bar = progress::spinner("memcpy beside queries");
     beside.stage.enter(Phase::Memcpy);
@@ -175,8 +178,8 @@ fn stay(bar: &indicatif::ProgressBar, done: impl Fn() -> bool) {
     }
 }
 
-/// Leaps without load, with the time that preparing each of them took. The table ends where it
-/// began.
+/// Leaps without load, each with the time to populate memory before it. At the end the table lies
+/// where it began.
 fn quiet_leaps(args: &DemoArgs, built: &Built) -> Result<Vec<(Watched, Option<u64>)>, Stop> {
     let bar = progress::spinner("timing leaps without load");
     let mut leaps = Vec::with_capacity(2 * QUIET_ROUND_TRIPS);
@@ -230,7 +233,7 @@ fn leap(args: &DemoArgs, built: &Built, beside: &Beside) -> Result<Watched, Stop
 
 /// Copies the table into memory of the destination, which is faulted already.
 fn memcpys(home: &dyn Home) -> Result<Vec<Copies>, Stop> {
-    // Dropping the target gives its memory back, which the leaps may need.
+    // The target is dropped at the end of the function: the leaps may need its memory.
     let target = home.memcpy_target()?;
     let bytes_per_run = (size_of_val(home.words()?) * (METHODS.len() + 1)) as u64;
     let bar = progress::bytes("timing memcpy", MEMCPY_RUNS as u64 * bytes_per_run);

@@ -30,7 +30,7 @@ use summary::Summary;
 use crate::stop::Stop;
 use crate::{export, interrupt, progress};
 
-/// Ends the run if a signal has arrived. Serves the steps before any thread writes to the table.
+/// Ends the run if a signal has arrived. For the steps before any thread writes to the table.
 fn stop_if_interrupted() -> Result<(), Stop> {
     interrupt::stop_if_received(|| {
         "the table is where it was, and no thread had written to it yet".to_owned()
@@ -61,7 +61,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     export::conclude(conclude(&summary, &measured), printed)
 }
 
-/// Makes the exit code of a run that has been shown.
+/// Turns a run that has been printed into its exit code.
 fn conclude(summary: &Summary, measured: &Measured) -> Result<(), Stop> {
     if !summary.mismatches.is_empty() {
         return Err(Stop::Failed(anyhow!("{}", summary.mismatches.join("\nerror: "))));

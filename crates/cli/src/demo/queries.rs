@@ -79,7 +79,7 @@ const Q1_GROUPS: [(u8, u8); 7] = [
 ];
 const Q1_UNKNOWN: u8 = 6;
 
-/// What each return flag adds to the index of a group.
+/// The part of a group's index that a return flag adds.
 const RETURN_FLAG_INDEX: [u8; 256] = {
     let mut table = [Q1_UNKNOWN; 256];
     table[b'A' as usize] = 0;
@@ -87,7 +87,7 @@ const RETURN_FLAG_INDEX: [u8; 256] = {
     table[b'R' as usize] = 4;
     table
 };
-/// What each line status adds to the index of a group.
+/// The part of a group's index that a line status adds.
 const LINE_STATUS_INDEX: [u8; 256] = {
     let mut table = [Q1_UNKNOWN; 256];
     table[b'F' as usize] = 0;
@@ -216,7 +216,7 @@ impl<A: PartialEq> Series<A> {
     }
 }
 
-/// What the query thread measured.
+/// The measurements of the query thread.
 #[derive(Debug)]
 pub struct QueryLog {
     /// Runs of Q1.

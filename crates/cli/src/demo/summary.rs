@@ -1,4 +1,4 @@
-//! The demo's result as unformatted figures, and a list of what is wrong with the run.
+//! The demo's result as unformatted figures, with a list of mismatches.
 //!
 //! Field names carry the units: `_ns` is nanoseconds, `_per_s` is per second. Sizes are bytes.
 
@@ -36,7 +36,7 @@ pub struct Summary {
     pub quiet: Quiet,
     /// A memcpy beside queries and writes; `None` if a signal came before it.
     pub memcpy_under_load_ns: Option<u64>,
-    /// What the writer reached.
+    /// Rates, gaps and lost writes of the writer.
     pub writes: Writes,
     /// Latencies of Q1.
     pub q1: Query,
@@ -49,7 +49,7 @@ pub struct Summary {
     pub published: Option<(bool, Decimal)>,
     /// Warnings of the library's report.
     pub warnings: Vec<String>,
-    /// What is wrong with the run; empty if the run is a success.
+    /// Mismatches, one sentence each; empty if the run is a success.
     pub mismatches: Vec<String>,
 }
 
@@ -60,11 +60,11 @@ pub struct Table {
     pub scale_factor: f64,
     /// Rows.
     pub rows: u64,
-    /// Which memory holds it.
+    /// The kind of memory that holds the table.
     pub memory: Memory,
     /// Bytes of this memory. The leap was to move all of them.
     pub bytes: u64,
-    /// Page size that was asked for.
+    /// Requested page size.
     pub page_size: u64,
     /// Size of the pages that are counted.
     pub counted_page_size: u64,
@@ -84,13 +84,14 @@ pub struct Machine {
 /// Leaps without load.
 #[derive(Clone, Debug)]
 pub struct Quiet {
-    /// Their times, in order.
+    /// The times of the leaps, in order.
     pub samples_ns: Vec<u64>,
-    /// The same, summed up.
+    /// Statistics of these times.
     pub ns: statistics::Summary,
     /// Median CPU time of leap and recycling; `None` if the kernel does not report it.
     pub cpu_ns: Option<u64>,
-    /// Median time to populate what a leap copied into; `None` if there was no such memory.
+    /// Median time to populate the memory that a leap copied into; `None` if there was no such
+    /// memory.
     pub reserve_ns: Option<u64>,
     /// Engine of the last leap.
     pub engine: String,
@@ -111,7 +112,8 @@ pub struct Leap {
     pub engine_reason: String,
     /// Bytes that moved, by engine, the most first.
     pub moved_by: Vec<(&'static str, u64)>,
-    /// Time to populate what the leap copied into, before; `None` if there was no such memory.
+    /// Time to populate the memory that the leap copied into, before the leap; `None` if there was
+    /// no such memory.
     pub reserve_ns: Option<u64>,
     /// Bytes of this memory that the leap did not take.
     pub reserve_left_bytes: Option<u64>,
@@ -124,7 +126,7 @@ pub struct Leap {
     /// Time of the job after the last commit. In this time the job makes vacated frames ready for
     /// use again.
     pub recycle_ns: u64,
-    /// How it copied; `None` if nothing was to be copied.
+    /// The copy loop; `None` if nothing was to be copied.
     pub copies: Option<CopyUse>,
     /// CPU time of leap and recycling; `None` if the kernel does not report it.
     pub cpu_ns: Option<u64>,
@@ -153,13 +155,13 @@ pub struct Memcpy {
     pub runs: Vec<Copies>,
 }
 
-/// What the writer reached.
+/// Rates, gaps and lost writes of the writer.
 #[derive(Clone, Debug)]
 pub struct Writes {
-    /// Rate that was asked for.
+    /// Requested rate.
     pub requested: Rate,
-    /// Rate during the leap / rate asked for. With an unlimited rate: / rate before the leap.
-    /// `None` without a writer.
+    /// Rate during the leap / requested rate. If the requested rate is unlimited, the divisor is
+    /// the rate before the leap. `None` without a writer.
     pub achieved_ratio: Option<f64>,
     /// Rate before the leap.
     pub before_per_s: f64,
@@ -174,7 +176,7 @@ pub struct Writes {
     /// Times between two batches of writes, the writer's pauses included, by phase. `None` for a
     /// phase without writes.
     pub gaps: [Option<Spread>; PHASES.len()],
-    /// The longest gap during the leap, less the longest beside the memcpy.
+    /// The longest gap during the leap, minus the longest gap beside the memcpy.
     pub gap_beyond_memcpy_ns: Option<i64>,
 }
 
@@ -206,7 +208,7 @@ pub struct Pages {
     pub counts: PageCounts,
     /// Pages by node before the leap, as the kernel reports them.
     pub before: NodePages,
-    /// The same after the leap.
+    /// Pages by node after the leap.
     pub after: NodePages,
     /// Page size that the kernel reports for the table's mapping after the leap.
     pub kernel_page_size: u64,
@@ -470,7 +472,7 @@ fn ended_early(ended: &Ended) -> Option<String> {
     }
 }
 
-/// What is wrong with a run, one sentence each. Frames and incomplete leaps are checked elsewhere.
+/// The mismatches of a run, one sentence each. Frames and incomplete leaps are checked elsewhere.
 fn mismatches(summary: &Summary, other_columns_equal: bool) -> Vec<String> {
     let mut wrong = Vec::new();
     for (name, query) in [("Q1", &summary.q1), ("Q6", &summary.q6)] {
@@ -517,7 +519,8 @@ fn kept_frames(frames: Frames) -> Option<String> {
     })
 }
 
-/// What is wrong with a leap that did not move everything. Only a signal excuses such a leap.
+/// A sentence on a leap that did not move everything; `None` if it did. Only a signal excuses such
+/// a leap.
 pub fn incomplete(summary: &Summary) -> Option<String> {
     let counts = summary.pages.counts;
     let left = counts.busy + counts.failed + counts.not_attempted;

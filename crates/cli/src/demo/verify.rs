@@ -1,4 +1,5 @@
-//! Checks after the leap. Each check uses another observer than the code that moved the pages.
+//! Checks after the leap. Each check reads the memory or asks the kernel, and does not rely on the
+//! code that moved the pages.
 
 use std::ops::Range;
 

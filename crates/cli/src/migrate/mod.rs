@@ -21,9 +21,9 @@ use crate::times::{timeout, wait_budget};
 use crate::{bytes, export, interrupt, output, progress};
 use plan::Plan;
 
-/// How often progress is looked at.
+/// Interval at which progress is read.
 const TICK: Duration = Duration::from_millis(20);
-/// How often progress is reported where no terminal shows a bar.
+/// Interval at which progress is reported where no terminal shows a bar.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 /// A shorter move shows no progress.
 const QUIET_FOR: Duration = Duration::from_secs(2);
@@ -157,7 +157,7 @@ fn rate(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Moves memory, and says what has moved.
+/// Moves the memory and prints a summary.
 pub fn run(args: &MoveArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     let (to, from) = nodes(args)?;
@@ -220,11 +220,11 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
     all_read(&left_out)
 }
 
-/// Raises this command's limit of open files as far as it may, if so many processes need that. Each
-/// has two descriptors for as long as its memory may move; the usual limit is 1,024, which a
-/// database with a process for each connection exceeds.
+/// Raises the soft limit of open files (RLIMIT_NOFILE) of this command, as far as it may, if this
+/// number of processes needs more. Each process has two descriptors for as long as its memory may
+/// move; the usual limit is 1,024, which a database with a process for each connection exceeds.
 fn allow_descriptors(processes: usize) {
-    /// Other open files, generously.
+    /// An upper bound of all other open files.
     const OTHERS: usize = 64;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls get a structure of ours.
@@ -233,13 +233,13 @@ fn allow_descriptors(processes: usize) {
             && limit.rlim_cur < (2 * processes + OTHERS) as libc::rlim_t
         {
             limit.rlim_cur = limit.rlim_max;
-            // If it is refused, the process that cannot be opened says so.
+            // If this call fails, the error of the process that cannot be opened says so.
             libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
         }
     }
 }
 
-/// A reader who has gone has seen enough.
+/// Takes EPIPE for success: a reader of standard output that has gone has seen enough.
 fn printed(written: anyhow::Result<()>) -> anyhow::Result<()> {
     match written {
         Err(error) if output::is_broken_pipe(&error) => Ok(()),
@@ -247,12 +247,13 @@ fn printed(written: anyhow::Result<()>) -> anyhow::Result<()> {
     }
 }
 
-/// The target and the nodes to move from.
+/// The placement to move to, and the nodes to move from; `None` for all nodes.
 fn nodes(args: &MoveArgs) -> Result<(Placement, Option<Vec<pageleap::NodeId>>), Stop> {
     let topology = Topology::read()?;
     let to = topology.parse_nodes(&args.to, None)?;
     let from = match &args.from {
-        // No memory is taken from these, so the cpuset of this process need not have them.
+        // The job takes no memory from these nodes, so the cpuset of this process need not allow
+        // them.
         Some(text) => Some(topology.parse_online_nodes(text, Some(&to))?),
         None => None,
     };
@@ -276,7 +277,8 @@ fn nodes(args: &MoveArgs) -> Result<(Placement, Option<Vec<pageleap::NodeId>>), 
     Ok((placement, from))
 }
 
-/// A name that several processes have is an accident more often than a wish.
+/// Refuses a name that several processes have, unless `--all` is given, because such a name is an
+/// accident more often than a wish.
 fn refuse_several(args: &MoveArgs) -> Result<(), Stop> {
     let named = args.selection.named()?;
     if named.len() <= 1 || args.all {
@@ -294,11 +296,13 @@ fn refuse_several(args: &MoveArgs) -> Result<(), Stop> {
     )))
 }
 
-/// Reads the processes. The second part says which could not be read. Of several, those are left
-/// out that have ended or have no memory, which a note says.
+/// Reads the memory of the processes. The second part has the errors of processes that could not be
+/// read. Of several processes, those that have ended or have no memory are left out, and a note
+/// says so.
 fn read(pids: &[u32]) -> Result<(Vec<ProcessMemory>, Vec<pageleap::Error>), Stop> {
     let (mut memories, mut left_out) = (Vec::new(), Vec::new());
-    // A cgroup may have hundreds of threads of the kernel: they are counted, by the reason.
+    // Processes without memory, by the reason. A cgroup may have hundreds of kernel threads, so
+    // they are only counted.
     let mut without_memory: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for pid in pids {
         let spinner = progress::moving_spinner("reading /proc");
@@ -337,8 +341,8 @@ fn read(pids: &[u32]) -> Result<(Vec<ProcessMemory>, Vec<pageleap::Error>), Stop
     Ok((memories, left_out))
 }
 
-/// Waits for the job and shows how far it is. The first Ctrl-C ends the job after its call.
-/// `most`: bytes of which the job moves no more.
+/// Waits for the job and shows its progress. The first Ctrl-C cancels the job, which ends after the
+/// call that it is in. `most` is an upper bound of the bytes that the job moves.
 fn follow(job: Job, most: u64) -> Report {
     let (began, mut told) = (Instant::now(), Instant::now());
     let terminal = std::io::stderr().is_terminal();
@@ -348,7 +352,7 @@ fn follow(job: Job, most: u64) -> Report {
             job.cancel();
         }
         let now = job.progress();
-        // The job learns what is present as it goes.
+        // The job finds out which pages are present as it goes, so its total changes.
         let total = now.bytes_total.min(most).max(now.bytes_migrated);
         let so_far = || progress::transferred(now.bytes_migrated, total, began.elapsed());
         if began.elapsed() >= QUIET_FOR && terminal {
@@ -368,10 +372,11 @@ fn follow(job: Job, most: u64) -> Report {
     job.wait()
 }
 
-/// Makes the exit code of a report that has been shown.
+/// Turns a report that has been printed into the exit code.
 fn conclude(report: &Report, args: &MoveArgs) -> Result<(), Stop> {
     let pages = &report.pages;
-    // Pages that were named by their addresses were to move.
+    // With `--range`, pages that are not mapped or cannot move count as staying, because the user
+    // has named them.
     let named = report.runs.iter().filter(|run| {
         !args.range.is_empty()
             && matches!(run.reason, Some(Reason::Unmapped | Reason::Unmovable))

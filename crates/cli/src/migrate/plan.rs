@@ -17,10 +17,10 @@ pub(super) fn human(bytes: u64) -> String {
     human_bytes(bytes as f64)
 }
 
-/// A process, and the ranges of it that are selected.
+/// A process, with its selected ranges.
 pub(super) struct Plan<'a> {
     pub(super) memory: &'a ProcessMemory,
-    /// Each with its mapping.
+    /// The selected ranges, each with its mapping.
     pub(super) ranges: Vec<(&'a MappingMemory, Range<usize>)>,
     /// Parts of named ranges where nothing is mapped.
     pub(super) unmapped: Vec<Range<usize>>,
@@ -39,14 +39,14 @@ impl<'a> Plan<'a> {
         Plan { memory, ranges, unmapped: unmapped(memory, named) }
     }
 
-    /// Warnings about its memory.
+    /// Warnings about the memory of the process.
     pub(super) fn warnings(&self) -> impl Iterator<Item = String> + use<'_> {
         let pid = self.memory.pid;
         self.memory.warnings.iter().map(move |warning| format!("process {pid}: {warning}"))
     }
 
-    /// The most bytes that may move: those on nodes to move from. With several target nodes,
-    /// any page may have to move to another one.
+    /// An upper bound of the bytes that move: those on the nodes to move from. With several target
+    /// nodes any page may have to move to another one.
     pub(super) fn most_bytes(
         &self,
         shares: &BTreeMap<NodeId, f64>,
@@ -117,13 +117,13 @@ fn parts(mapping: &MappingMemory, ranges: &[Range<usize>]) -> Vec<Range<usize>> 
 struct Amounts {
     /// Memory that is present.
     resident_bytes: u64,
-    /// On the nodes on which it is to lie. With several target nodes, these are the bytes that are
-    /// there by chance: a node's share of those that lie on it.
+    /// Bytes that already lie on their target node. With several target nodes this is an estimate:
+    /// of the bytes on each node, the share that the placement gives to that node.
     on_target_bytes: u64,
-    /// On other nodes, and not to move from there.
+    /// Bytes on nodes from which no page is to move.
     elsewhere_bytes: u64,
-    /// Bytes that would move, also of pages that are mapped more than once. With several target
-    /// nodes, these are all that do not lie on their node by chance.
+    /// Bytes that would move, including those of pages that are mapped more than once. With several
+    /// target nodes: all that the estimate does not count as on their node.
     to_move_bytes: u64,
     /// The part of the resident memory that is mapped more than once.
     shared_bytes: u64,
@@ -220,8 +220,8 @@ pub(super) fn shares(to: &Placement) -> BTreeMap<NodeId, f64> {
 }
 
 impl Plan<'_> {
-    /// The amounts by kind. The kernel tells of whole mappings: of a part of one, the same
-    /// part of its memory is taken.
+    /// The amounts by kind of mapping. The kernel tells only the memory of a whole mapping, so a
+    /// part of a mapping counts with the same share of that memory.
     fn amounts(
         &self,
         shares: &BTreeMap<NodeId, f64>,

@@ -132,7 +132,7 @@ fn rate(moved: u64, took_ns: u64) -> u64 {
     (moved as f64 / (took_ns.max(1) as f64 / 1e9)) as u64
 }
 
-/// How it ended, after which time and at which rate.
+/// The first line of the text: how the move ended, its time and its rate.
 fn first_line(ended: &Ended, moved: u64, took_ns: u64) -> String {
     let how = match ended {
         Ended::Cancelled => "interrupted",

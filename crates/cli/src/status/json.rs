@@ -60,7 +60,8 @@ struct JsonMapping<'a> {
     /// The part of the resident memory that is mapped more than once.
     shared_bytes: u64,
     /// Whether the kernel can move its pages: all (yes), those that are mapped once (partly), none
-    /// because none is present (nothing), or none because of what they are.
+    /// because none is present (nothing), or none because of the kind of memory, such as that of a
+    /// device.
     movable: &'static str,
 }
 

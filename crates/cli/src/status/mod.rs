@@ -17,7 +17,7 @@ use crate::selection::Selection;
 use crate::stop::Stop;
 use crate::{output, progress};
 
-/// Mappings in the table. `--all` shows all.
+/// The most mappings in the table without `--all`.
 const MOST_MAPPINGS: usize = 20;
 
 /// Show where the memory of a process lies: by node and by mapping, with page sizes, policy, and
@@ -66,12 +66,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected 0.1 to 86400 seconds".to_owned())
 }
 
-/// A process, and where some pages of its mappings lie.
+/// A process, with a strip for each of its largest mappings.
 struct Shown {
     memory: ProcessMemory,
     /// The largest mappings with memory, each with its strip, if the kernel tells the nodes.
     largest: Vec<(MappingMemory, Option<String>)>,
-    /// Why the kernel does not tell nodes, where it does not.
+    /// Why the kernel does not tell the nodes of pages; `None` if it does.
     untold: Option<pageleap::Error>,
 }
 
@@ -88,7 +88,8 @@ pub fn run(args: &StatusArgs) -> Result<(), Stop> {
             return Err(later(why, looks));
         }
         let printed = print(args, &shown);
-        // The reader has seen enough.
+        // If the reader of standard output has gone, it has seen enough, and the command ends with
+        // success.
         let is_gone = printed.as_ref().is_err_and(output::is_broken_pipe);
         let printed = if is_gone { Ok(()) } else { printed };
         exports.write(printed, |json| match json {
@@ -112,7 +113,8 @@ pub fn run(args: &StatusArgs) -> Result<(), Stop> {
     }
 }
 
-/// A process that was there at an earlier look has ended: no wrong request.
+/// Turns a refusal into a failure if the process was there at an earlier look: it has ended since,
+/// so the request was not wrong.
 fn later(stop: Stop, looks: u64) -> Stop {
     match stop {
         Stop::Refused(why) if looks > 0 => Stop::Failed(why.context("it has ended")),
@@ -120,7 +122,7 @@ fn later(stop: Stop, looks: u64) -> Stop {
     }
 }
 
-/// Reads processes, and says which could not be read.
+/// Reads processes. The second part has the errors of those that could not be read.
 fn read(args: &StatusArgs, pids: &[u32]) -> (Vec<Shown>, Vec<pageleap::Error>) {
     let (mut shown, mut failures) = (Vec::new(), Vec::new());
     for pid in pids {
@@ -137,7 +139,7 @@ fn read(args: &StatusArgs, pids: &[u32]) -> (Vec<Shown>, Vec<pageleap::Error>) {
                 };
                 shown.push(Shown { memory, largest, untold });
             }
-            // One of several may end at any time.
+            // One of several processes may end at any time, which is no error.
             Err(error) if error.is_usage() && pids.len() > 1 => {}
             Err(error) => failures.push(error),
         }
@@ -145,8 +147,8 @@ fn read(args: &StatusArgs, pids: &[u32]) -> (Vec<Shown>, Vec<pageleap::Error>) {
     (shown, failures)
 }
 
-/// The largest mappings with memory, and their strips. The second part says why a strip is missing
-/// that should be there.
+/// The largest mappings with memory, and their strips. The second part is the reason why a strip is
+/// missing that should be there.
 fn largest(
     memory: &ProcessMemory,
     all: bool,
@@ -182,13 +184,14 @@ fn print(args: &StatusArgs, shown: &[Shown]) -> anyhow::Result<()> {
         text::text(shown, args.all, colours, output::terminal_columns())
     };
     match output::terminal_size().filter(|_| args.watch.is_some() && !args.json) {
-        // The next look replaces the last one, which is possible only for lines on the screen.
+        // Each look replaces the last one on the screen. Lines that have scrolled off cannot be
+        // replaced, so the text is cut to the rows of the screen.
         Some((rows, _)) => output::write(&format!("\x1b[H\x1b[2J{}", first_lines(&text, rows - 1))),
         None => output::write(&text),
     }
 }
 
-/// The first lines of a text, `most` at most. If some are missing, the last one says how many.
+/// At most `most` lines of a text. If some are cut, the last line says how many.
 fn first_lines(text: &str, most: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     if lines.len() <= most {

@@ -1,4 +1,4 @@
-//! Text for people.
+//! The memory of processes as text, with strips of characters that show the nodes of pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -46,8 +46,9 @@ pub(super) fn strip(pid: u32, mapping: &MappingMemory) -> Result<Option<String>,
     Ok(Some(cells.iter().map(cell).collect()))
 }
 
-/// Which pages of a mapping stand for each character. They have no regular distance, which could be
-/// that of an interleaving, and are the same at each look.
+/// The numbers of the pages that are looked at for each character. They are the same at each look,
+/// and at irregular distances, because a regular distance could coincide with that of an
+/// interleaving.
 fn samples(pages: usize) -> Vec<Vec<usize>> {
     let parts = |first: usize, end: usize, parts: usize| {
         (0..parts).map(move |part| {
@@ -82,7 +83,7 @@ fn letter(node: NodeId) -> char {
     char::from_digit(node.0, 36).unwrap_or('#')
 }
 
-/// `columns`: those of the terminal, if it is one.
+/// The text for these processes. `columns` is the width of the terminal, if there is one.
 pub(super) fn text(shown: &[Shown], all: bool, colours: bool, columns: Option<usize>) -> String {
     let mut out = String::new();
     if shown.len() > 1 {
@@ -236,7 +237,8 @@ fn mappings(
     out
 }
 
-/// The end of a name, if it has more characters than there is room for. The end of a path tells most.
+/// The end of a name that has more characters than there is room for, because the end of a path
+/// tells most.
 fn shortened(name: &str, room: usize) -> String {
     match name.chars().count() {
         count if count > room => {
@@ -309,7 +311,7 @@ mod tests {
         );
         assert_eq!(shown(3, |page| Some([0, 36, 1][page])), "0#1");
         assert_eq!(shown(0, |_| None), "");
-        // Not one node, whatever the pages' number and the interleaving.
+        // The strip shows several nodes, whatever the number of pages and the interleaving.
         for pages in [128, 1000, 8192, 1 << 18] {
             for nodes in [2, 3, 4, 8] {
                 let text = shown(pages, |page| Some(page as u32 % nodes));

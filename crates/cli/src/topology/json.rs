@@ -18,7 +18,8 @@ pub struct Machine<'a> {
     allowed_nodes: Option<Vec<u32>>,
     /// CPUs that the cpuset and the affinity of this process allow; null if that is not known.
     allowed_cpus: Option<Vec<usize>>,
-    /// What the output leaves out, because its file is damaged or cannot be read.
+    /// Sentences about facts that the output leaves out, because their file is damaged or cannot be
+    /// read.
     warnings: &'a [String],
 }
 
@@ -91,9 +92,10 @@ struct JsonSideCache {
     bytes: u64,
     /// Bytes of a line.
     line_bytes: Option<u64>,
-    /// Whether each address has one place in it.
+    /// Whether the cache is direct-mapped: each address has one place in it.
     direct_mapped: Option<bool>,
-    /// Whether it keeps what is written, or passes it on.
+    /// Whether the cache is write-back: it keeps writes, and does not pass each on to memory
+    /// (write-through).
     write_back: Option<bool>,
 }
 

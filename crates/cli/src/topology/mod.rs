@@ -1,8 +1,8 @@
-//! `pageleap topology`: shows what the kernel says about memory nodes. It prints a table and a
-//! picture of the distances, or JSON.
+//! `pageleap topology`: shows memory nodes as the kernel reports them: a table and a picture of the
+//! distances, or JSON.
 //!
-//! The files may be hostile. So the command prints only numbers and the library's errors, which
-//! leave out control characters.
+//! The files may be hostile, because `--sysroot` names any folder. So the command prints only
+//! numbers and the library's errors, which leave out control characters.
 
 mod json;
 mod text;

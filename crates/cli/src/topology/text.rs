@@ -17,7 +17,8 @@ const MAX_DRAWN: usize = 64;
 /// Shades from the node itself to the farthest node.
 const SHADES: [char; 5] = ['·', '░', '▒', '▓', '█'];
 
-/// The machine as text. `is_here`: whether it is this machine, as this process sees it.
+/// The machine as text. `is_here` says whether the files describe this machine, as this process
+/// sees it.
 pub fn text(topology: &Topology, shown: &[&Node], is_here: bool) -> String {
     let mut out = summary(topology);
     out += &usable(topology, if is_here { "this process" } else { "the process there" });
@@ -139,7 +140,8 @@ fn access_table(shown: &[&Node]) -> Vec<Vec<String>> {
     };
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for node in shown {
-        // On most machines only CPUs access memory, and both classes are the same.
+        // On most machines both access classes have the same figures, because only CPUs access
+        // memory. Equal ones are shown once.
         for same in node.access.chunk_by(|a, b| figures(a) == figures(b)) {
             let classes: Vec<String> = same.iter().map(|access| access.class.to_string()).collect();
             let mut row = vec![node.id.0.to_string(), classes.join(",")];
@@ -180,8 +182,8 @@ fn side_cache_table(shown: &[&Node]) -> Vec<Vec<String>> {
     rows
 }
 
-/// The distances as a matrix: the darker, the farther. The row is the node of the thread, the
-/// column is the node of the memory.
+/// The distances as a picture: a matrix whose row is the node of the thread, and whose column is
+/// the node of the memory. The darker, the farther.
 fn distance_picture(topology: &Topology, shown: &[&Node]) -> String {
     if shown.len() > MAX_DRAWN {
         return format!(
@@ -199,8 +201,8 @@ fn distance_picture(topology: &Topology, shown: &[&Node]) -> String {
     }
     let known: Vec<u32> = known.into_iter().collect();
     let shade = |distance: u32| {
-        // Shades spread evenly over the distances that occur. So 20 and 21 differ if no other
-        // distances occur.
+        // The shades spread evenly over the distances that occur, so 20 and 21 have different
+        // shades if no other distances occur.
         let rank = known.partition_point(|other| *other < distance);
         SHADES[rank * (SHADES.len() - 1) / (known.len() - 1).max(1)]
     };
@@ -246,7 +248,8 @@ fn distance_picture(topology: &Topology, shown: &[&Node]) -> String {
     out + &format!("      {}\n", meaning.join("   "))
 }
 
-/// The numbers of the nodes above columns that have room for one digit: each number goes downwards.
+/// The numbers of the nodes above columns that have room for one digit: each number is written
+/// downwards.
 fn heads_of_columns(shown: &[&Node]) -> String {
     let numbers: Vec<String> = shown.iter().map(|node| node.id.0.to_string()).collect();
     let height = numbers.iter().map(String::len).max().unwrap_or(0);

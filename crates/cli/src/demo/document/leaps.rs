@@ -1,4 +1,4 @@
-//! What the leaps took, without load and under load, beside the memcpys.
+//! The times of the leaps, without load and under load, beside those of the memcpys.
 
 use pageleap::{CopyMethod, CopyUse};
 use pageleap_measure::document::{Body, Fact, Section, Table, Value, column, fact};
@@ -10,7 +10,7 @@ use super::super::summary::Summary;
 use super::signed_ns;
 
 impl Summary {
-    /// What all leaps have in common.
+    /// The facts that all leaps have in common.
     pub(super) fn move_section(&self) -> Section {
         let leap = &self.leap;
         let mut facts = vec![
@@ -48,7 +48,7 @@ impl Summary {
         )
     }
 
-    /// The time to populate what a leap copied into.
+    /// The time to populate the memory that a leap copied into.
     fn reserve(&self, key: &'static str, ns: Option<u64>, when: &str) -> Fact {
         let label = match self.table.memory {
             Memory::Pool => "",
@@ -116,7 +116,7 @@ impl Summary {
         Section::data("quiet", Body::Facts(facts))
     }
 
-    /// The leap beside queries and writes, and what that load costs.
+    /// The leap beside queries and writes, and the cost of that load for the leap and for a memcpy.
     pub(super) fn under_load(&self) -> Section {
         let leap = &self.leap;
         let rate = throughput(leap.moved_bytes, leap.migrate_ns);
@@ -174,8 +174,9 @@ impl Summary {
         Section::new("", title, Body::Facts(facts))
     }
 
-    /// A reason why the load costs something. Busy are the query thread, the writer and the copy
-    /// threads. The library's own waiting threads hardly run and do not count.
+    /// The reason why the load costs time: threads share CPUs, if there are fewer CPUs than busy
+    /// threads. Query thread, writer and copy threads are busy; the library's own waiting threads
+    /// hardly run and do not count.
     fn sharing(&self) -> String {
         let busy = 1 + usize::from(self.writes.any()) + self.leap.threads;
         let cpus = self.machine.cpus;

@@ -1,4 +1,4 @@
-//! What queries and writer noticed.
+//! The effect of the leap on queries and writer: latencies, rates and gaps.
 
 use pageleap_measure::document::{Body, Section, Table, Value, column, fact};
 use pageleap_measure::load::Rate;

@@ -1,5 +1,5 @@
-//! Turns the demo's summary into a document of sections: the table and where its pages are, what
-//! the leaps took ([`leaps`]), and what queries and writer noticed ([`load`]).
+//! Turns the demo's summary into a document of sections: the table and where its pages are, the
+//! times of leaps and memcpys ([`leaps`]), and the effect on queries and writer ([`load`]).
 
 mod leaps;
 mod load;

@@ -19,10 +19,10 @@ use super::{Home, NodePages, Way, Wishes};
 use crate::progress;
 use crate::stop::{Refusal, Stop};
 
-/// Pages about which the kernel is asked at a time.
+/// Pages in one query to the kernel.
 const BATCH: usize = 8192;
 
-/// The block, and what leaps of it copy into.
+/// The block, and the reserves that its leaps copy into.
 pub struct Block {
     memory: PrivateMemory,
     page: PageSize,
@@ -31,7 +31,7 @@ pub struct Block {
     /// Whether its pages move by `uffd-move`, so that a reserve is of use. The kernel's engine
     /// takes fresh memory itself.
     in_place: bool,
-    /// By node.
+    /// The reserves, by node.
     reserves: Mutex<BTreeMap<NodeId, Arc<Reserve>>>,
 }
 
@@ -120,7 +120,7 @@ impl Home for Block {
         observe::mapping_count()
     }
 
-    /// Reports tell of addresses.
+    /// Reports about memory that no pool owns have addresses.
     fn bytes_of(&self, run: &PageRun) -> Range<usize> {
         run.range.start - self.start()..run.range.end - self.start()
     }
@@ -153,7 +153,7 @@ impl Home for Block {
 
     fn leap(&self, args: &DemoArgs, wishes: Wishes) -> Result<Job, Error> {
         let node = self.destination(wishes.way);
-        // SAFETY: nobody frees, unmaps, remaps or protects the block while the job moves it: the
+        // SAFETY: no thread frees, unmaps, remaps or protects the block while the job moves it: the
         // demo waits for its jobs, and keeps the block until its end. The demo makes no children,
         // and threads have their stacks elsewhere.
         let migration =
@@ -192,7 +192,7 @@ pub fn moves_in_place(args: &DemoArgs, [from, to]: [u32; 2]) -> Result<bool, Sto
 /// Why a page of the node does not move by `uffd-move`; `None` if it does.
 fn why_not_in_place(node: NodeId) -> Result<Option<Error>, Stop> {
     let page = PrivateMemory::new(BASE_PAGE, PageSize::Base, node)?;
-    // SAFETY: nobody else knows the page, and it goes after the job has ended.
+    // SAFETY: no other thread knows the page, and it is unmapped only after the job has ended.
     let migration = unsafe { MemoryMigration::new().range(page.as_ptr(), BASE_PAGE, node) };
     match migration.engine(MemoryEngine::UffdMove).renew(true).start() {
         Ok(job) => {

@@ -24,7 +24,7 @@ pub const MOST_THREADS: usize = 16;
 /// Pages by node.
 pub type NodePages = BTreeMap<u32, u64>;
 
-/// Which way a leap goes.
+/// The direction of a leap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
     /// To the destination.
@@ -33,9 +33,9 @@ pub enum Way {
     Back,
 }
 
-/// Memory that leaps.
+/// Memory that holds the table and leaps: a region, or a block of the allocator.
 pub trait Home: Sync {
-    /// All of it.
+    /// All of the memory as words.
     fn words(&self) -> Result<&[AtomicU64], Stop>;
 
     /// Bytes of a page, as reports and frames count them.
@@ -53,27 +53,28 @@ pub trait Home: Sync {
     /// Mappings that a leap may change in number.
     fn mapping_count(&self) -> Result<usize, pageleap::Error>;
 
-    /// The bytes of the table that a run of a report has.
+    /// The bytes of the table that a run of pages in a report stands for.
     fn bytes_of(&self, run: &PageRun) -> Range<usize>;
 
-    /// Memory that memcpys go to, as populated as what leaps go to.
+    /// Memory that memcpys copy to. It is populated as the memory is that leaps copy into, so that
+    /// both cost the same.
     fn memcpy_target(&self) -> Result<Target<'_>, Stop>;
 
-    /// Populates what the next leap this way copies into. How long that took, in nanoseconds;
-    /// `None` if there is nothing to populate.
+    /// Populates the memory that the next leap in this direction copies into. Returns the time for
+    /// it in nanoseconds; `None` if there is nothing to populate.
     fn prepare(&self, way: Way) -> Result<Option<u64>, Stop>;
 
-    /// Bytes of what was populated that no leap this way has taken; `None` without such memory.
+    /// Populated bytes that no leap in this direction has taken; `None` without such memory.
     fn left_over(&self, way: Way) -> Option<u64>;
 
     /// Starts a leap of all of it.
     fn leap(&self, args: &DemoArgs, wishes: Wishes) -> Result<Job, pageleap::Error>;
 }
 
-/// What is asked of one leap.
+/// The options of one leap.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes {
-    /// Where it goes.
+    /// The direction.
     pub way: Way,
     /// Whether the time-out of the arguments holds.
     pub may_time_out: bool,

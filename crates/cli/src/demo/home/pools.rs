@@ -29,8 +29,8 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Fills two pools and takes a region of the first one. Reserves huge pages before if a flag
-    /// asks for them.
+    /// Fills two pools and takes a region of the first one. Before that it reserves huge pages if a
+    /// flag asks for them.
     pub fn take(args: &DemoArgs, bytes: usize, [from, to]: [u32; 2]) -> Result<Pools, Stop> {
         let reserved = reserve_huge_pages(args, bytes, [from, to])?;
         let threads = available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
@@ -101,8 +101,8 @@ impl Home for Pools {
         run.range.clone()
     }
 
-    /// Takes frames of the destination, which are faulted already. The leaps need them: the target
-    /// has to be dropped before, because the pool has no others.
+    /// Takes frames of the destination, which are faulted in already. The target has to be dropped
+    /// before the next leap, which needs them: the pool has no others.
     fn memcpy_target(&self) -> Result<Target<'_>, Stop> {
         Ok(Target::new(&self.region, &self.destination)?)
     }
