@@ -16,8 +16,8 @@
  * Each object is filled with words that follow from its stamp, and checked when it is touched.
  *
  * The arena is for objects that are allocated by mallocx(). The library itself allocates by
- * malloc(), and its memory must not lie in what it moves: a thread that calls the library must not
- * have such an arena as its own ("thread.arena").
+ * malloc(), and its memory must not lie in pages that it moves. So a thread that calls the library
+ * must not have such an arena as its own ("thread.arena").
  *
  * Exit code: 0 if all objects were right, 1 if one was wrong, 2 if a call failed.
  */
@@ -34,7 +34,7 @@
 
 enum { THREADS = 3, PAGE = 4096, LARGEST = 128 << 10, PART = 8 << 20 };
 
-/* What each thread fills: a length in words, the stamp, and words that follow from it. */
+/* The contents of an object: length in words, stamp, and words that follow from the stamp. */
 struct object {
     uint32_t words;
     uint32_t stamp;
@@ -66,7 +66,7 @@ static size_t offset_of(void *address) {
 
 /* ---- The hooks ---- */
 
-/* They run in the thread that needs memory. To refuse is to return NULL or true. */
+/* Hooks run in the thread that needs memory. They refuse by returning NULL or true. */
 
 static void *extent_alloc(extent_hooks_t *hooks, void *at, size_t size, size_t alignment,
                           bool *zero, bool *commit, unsigned index) {
@@ -240,7 +240,7 @@ static void *work(void *number) {
         if (made != NULL) {
             slot->object = made;
             if (old != NULL) {
-                check(slot, bytes); /* what was moved along */
+                check(slot, bytes); /* the bytes that rallocx has kept */
             }
             fill(slot, bytes, stamp);
         }

@@ -1,6 +1,6 @@
 /*
- * malloc for a whole program from a region that leaps back and forth between two pools, without a
- * pause. It is preloaded into programs that know nothing of it:
+ * malloc for a whole program, with its memory in a region that leaps back and forth between two
+ * pools, without a pause. It is preloaded into programs that need no change:
  *
  *     cc -D_GNU_SOURCE -shared -fPIC -O2 -o malloc_in_region.so malloc_in_region.c \
  *         $(pkg-config --cflags --libs pageleap) -pthread -ldl
@@ -11,36 +11,39 @@
  *     MALLOC_IN_REGION_ENGINE  the engine of the jobs, such as wp-sync; else auto
  *     MALLOC_IN_REGION_REPORT  a file, to which each process appends a line when it ends
  *
- * What an allocator over a region has to know:
+ * Rules for an allocator over a region:
  *
- * 1. The library allocates by malloc(), too, and its memory must not lie in what it moves: a thread
- *    of a job that waits for a page that this job has closed waits for ever. So what a thread of the
- *    library allocates (pageleap_thread_is_ours()), and what is allocated within a call of the
- *    library, comes from elsewhere: here from the C library's own malloc. free() tells the two apart
+ * 1. The library allocates by malloc(), too, and its memory must not lie in pages that it moves: a
+ *    thread of a job that waits for a page that this job has closed waits for ever. So allocations
+ *    of the library's threads (pageleap_thread_is_ours()), and allocations within a call of the
+ *    library, come from elsewhere: here from the C library's own malloc. free() tells the two apart
  *    by the address.
  * 2. A child of fork() does not get the region. So before a fork the contents are copied into
  *    private memory, which the child moves to the region's addresses. The child's memory does not
  *    leap, and the child never calls the library. vfork() and posix_spawn() need nothing.
- * 3. The order of what a fork runs. These pthread_atfork() handlers are registered before those of
- *    the program: the last before the fork, the first in the child. Yet before them the C library
- *    resets the lock of each FILE in the child: what the program opens lies elsewhere (what
- *    getpwent() opens does not). And after them it takes the lock of the list of FILEs: the handler
- *    takes it before the allocator's, as fflush(NULL) does, which waits for threads that allocate.
+ * 3. fork() has an order. The pthread_atfork() handlers of this file are registered before those of
+ *    the program, so they run last before the fork and first in the child. Even earlier in the child
+ *    the C library resets the lock of each FILE, so FILEs must not lie in the region: those that the
+ *    program opens lie elsewhere (those that getpwent() opens do not). Before the fork the C library
+ *    takes the lock of the list of FILEs after all handlers. fflush(NULL) takes this lock, and then
+ *    waits for threads that allocate, so the handler takes it before the allocator's lock.
  * 4. Memory cannot be given back while a job moves it (PAGELEAP_RANGE_BUSY, or a call that waits). So
- *    one thread does both: it leaps, and between two leaps it gives back what is free. Memory that
- *    is taken meanwhile is no part of the job.
+ *    one thread does both: it leaps, and between two leaps it gives free memory back. Memory that
+ *    is taken during a leap is no part of the job.
  * 5. A leap needs room in the pool that it goes to. Memory that is taken during a leap comes from
  *    there, and is at most one pool in all. Beyond that, the C library's malloc gives it.
- * 6. System calls of a program whose code nobody changes must not fail: only engines that hold up
- *    the kernel will do (auto, precopy, stop-copy, wp-sync, as root or with a userfaultfd).
- * 7. The bookkeeping lies outside of the region: a leap is never kept up by the lock of an
- *    allocator, and what is free is not touched.
- * 8. A thread that the program knows nothing of blocks all signals. A program that waits for a signal
- *    in its only thread would miss the ones that another thread takes.
+ * 6. System calls must not fail in a program that was not written for leaps. So only engines that
+ *    hold up the kernel's accesses will do (auto, precopy, stop-copy, wp-sync, as root or with a
+ *    userfaultfd).
+ * 7. The bookkeeping lies outside of the region, so that a leap never waits for the lock of the
+ *    allocator, and free memory is not touched.
+ * 8. The thread that leaps, of which the program does not know, blocks all signals. A program that
+ *    waits for a signal in its only thread would miss the signals that another thread takes.
  * 9. A program with one thread may close a descriptor and count on getting its number again: a shell
  *    does so when it redirects. Meanwhile another thread must not open a file. So the thread that
- *    leaps has a table of descriptors of its own (CLONE_FILES), which the threads of jobs share; in
- *    this table it closes what is the program's, so that who reads a pipe of it sees its end.
+ *    leaps has its own table of descriptors (unshared, see CLONE_FILES), which the threads of jobs
+ *    share. In this table it closes the program's descriptors, because the reader of a pipe would
+ *    otherwise not see its end.
  *
  * The allocator is simple on purpose: one lock, blocks of 64 KB with objects of one size each, and
  * runs of blocks, the first that fits.
@@ -70,7 +73,7 @@ enum {
     MOST_INHERITED = 1024,
 };
 
-/* What a block of the region is. */
+/* The use of a block of the region. */
 enum state { NEVER, WITHOUT_MEMORY, FREE, SMALL, LARGE, REST_OF_LARGE };
 
 /* A free object holds the next one's address. */
@@ -104,7 +107,7 @@ static char *start;
 static size_t block_count, pool_bytes;
 static struct block *blocks;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* All below belong to the lock. */
+/* The lock protects the variables of this group. */
 static struct block *with_free[SIZES];
 static size_t end, in_use_from, with_memory; /* blocks */
 static size_t home;
@@ -152,7 +155,7 @@ static char *memory_of(const struct block *block) {
     return start + (size_t)(block - blocks) * BLOCK;
 }
 
-/* Makes the region reach a block that is behind its end. What is new has no memory. */
+/* Makes the region reach a block that is behind its end. The new part has no memory. */
 static bool reach(size_t at) {
     if (pageleap_region_grow(region, (at + 1) * BLOCK, NULL, NULL) != PAGELEAP_OK) {
         return false;
@@ -591,7 +594,7 @@ static void *leap_until_the_end(void *nothing) {
     while (!atomic_load(&stop)) {
         leap();
     }
-    /* What the program no longer changes. */
+    /* Two more leaps, of memory that the program no longer changes. */
     leap();
     leap();
     return NULL;
@@ -660,12 +663,12 @@ __attribute__((constructor)) static void begin(void) {
         abort();
     }
     pthread_sigmask(SIG_SETMASK, &kept, NULL);
-    /* What the program opens from here on is not in that thread's table. */
+    /* Descriptors that the program opens from here on are not in that thread's table. */
     pthread_barrier_wait(&separated);
     inside--;
 }
 
-/* What is left after the last leaps. The memory stays: threads may still use it. */
+/* Writes the line of the report after the last leaps. The memory stays: threads may still use it. */
 __attribute__((destructor)) static void finish(void) {
     inside++;
     const char *path = getenv("MALLOC_IN_REGION_REPORT");

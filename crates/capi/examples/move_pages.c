@@ -1,6 +1,6 @@
 /*
- * A program for numa_move_pages() of libnuma, which has the same arguments: it moves a list of
- * pages of ordinary memory, of which some cannot move.
+ * pageleap_move_pages() in the place of numa_move_pages() of libnuma, which takes the same
+ * arguments: moves a list of pages of ordinary memory, of which some cannot move.
  *
  *     move_pages [TO]
  *
@@ -8,8 +8,8 @@
  *
  *     cc -DWITH_LIBNUMA move_pages.c -lnuma
  *
- * The two differ where a page refuses: libnuma's call may then leave the rest of the list, and
- * gives no status for it.
+ * The two differ if a page cannot move: then libnuma's call may leave the rest of the list where it
+ * is, and gives no status for it.
  *
  * Exit code: 0 if each page has a status and its contents, 1 if not, 2 if a call failed.
  */
@@ -25,7 +25,7 @@
 #else
 #include <pageleap.h>
 enum { MPOL_MF_MOVE = 1 << 1 };
-#define numa_move_pages pageleap_move_pages /* this is the line */
+#define numa_move_pages pageleap_move_pages /* the only line to change */
 #endif
 
 enum { PAGES = 1000, PAGE = 4096, NONE = -9999 };
@@ -70,7 +70,7 @@ int main(int argc, char **argv) {
             memset(pages[i], i % 100, PAGE);
         }
     }
-    /* And one page is to go to a node that there is not. */
+    /* And one page is to go to a node that does not exist. */
     nodes[5] = 999;
     int left = numa_move_pages(0, PAGES, pages, nodes, status, MPOL_MF_MOVE);
     if (left < 0) {

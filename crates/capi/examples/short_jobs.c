@@ -1,5 +1,5 @@
 /*
- * Measures short jobs from C: one range of 4 KB to 16 MB, and many ranges that do not touch.
+ * Measures short jobs from C: one range of 4 KB to 16 MB, and many ranges with gaps between them.
  *
  *     short_jobs [RUNS [FROM [TO]]]
  *

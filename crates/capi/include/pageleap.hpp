@@ -11,10 +11,10 @@
  *     pageleap::job job({memory.all_to(far_pool)});                  // threads go on using it
  *     std::cout << job.wait().text();
  *
- * Everything is in this file; link with -lpageleap. What pageleap.h says of threads, handles, fork
- * and signals holds here too. Functions throw pageleap::error where those of pageleap.h return a
- * status, and std::bad_alloc where containers expect it. Handles can be moved, not copied; one that
- * was moved from holds nothing.
+ * Everything is in this file; link with -lpageleap. The rules of pageleap.h for threads, handles,
+ * fork and signals hold here, too. Functions throw pageleap::error where those of pageleap.h return
+ * a status, and std::bad_alloc where containers expect it. Handles can be moved, but not copied; a
+ * handle that was moved from holds nothing.
  */
 
 #ifndef PAGELEAP_HPP
@@ -40,7 +40,7 @@
 
 namespace pageleap {
 
-/* Why a call failed. what() is the text of pageleap_last_error(). */
+/* The error of a call. what() is the text of pageleap_last_error(). */
 class error : public std::runtime_error {
 public:
     explicit error(const pageleap_error &detail)
@@ -218,7 +218,7 @@ public:
     void back(std::size_t offset, std::size_t length, const pool &from) {
         check(pageleap_region_back(c(), offset, length, from.c(), nullptr));
     }
-    /* The same, but they wait for at most so long until no job is moving pages of the part. */
+    /* discard() and back() that wait, for at most `timeout`, until no job moves pages of the part. */
     void discard_within(std::size_t offset, std::size_t length, std::chrono::nanoseconds timeout) {
         check(pageleap_region_discard_within(c(), offset, length, wait_ns(timeout)));
     }
@@ -259,8 +259,8 @@ private:
     detail::handle<pageleap_region, pageleap_region_free> handle_;
 };
 
-/* What is to move where: bytes of a region, in whole pages. Without offset and length it is the
- * whole region. */
+/* A range of a job: bytes of a region, in whole pages, and their destination. Without offset and
+ * length it is the whole region. */
 class range {
 public:
     range(const region &what, const pool &to, std::size_t offset = 0, std::size_t length = 0)
@@ -278,7 +278,7 @@ private:
     std::optional<placement> place_;
 };
 
-/* What a job did: pageleap_report. */
+/* The report of a job: pageleap_report. */
 class report {
 public:
     explicit report(pageleap_report *handle) noexcept : handle_(handle) {}
@@ -349,16 +349,16 @@ private:
     detail::handle<pageleap_reserve, pageleap_reserve_free> handle_;
 };
 
-/* Memory that no pool owns, such as the elements of a std::vector, and where its whole pages are to
- * lie. What the program promises stands at pageleap_leap_memory(). */
+/* Memory that no pool owns, such as the elements of a std::vector, and the destination of its whole
+ * pages. The rules for the program stand at pageleap_leap_memory(). */
 struct memory_range {
     void *address;
     std::size_t length;
     placement place;
 };
 
-/* Keeps threads and descriptors of jobs for the next one: pageleap_migration_context. Jobs that use
- * it keep what they use when it is destroyed. */
+/* Keeps threads and descriptors of a job for the next job: pageleap_migration_context. When a
+ * context is destroyed, jobs that use it keep their threads and descriptors until they end. */
 class migration_context {
 public:
     migration_context() {
@@ -385,7 +385,7 @@ public:
         check(pageleap_job_start(all.ranges.data(), all.ranges.size(), &options, &made));
         handle_.reset(made);
     }
-    /* Moves all ranges in the calling thread, and returns when they have moved:
+    /* Moves all ranges in the calling thread, and returns when the job has ended:
      * pageleap_job_run(). */
     static report run(const std::vector<range> &wanted,
                       const pageleap_job_options &options = job_options()) {
@@ -430,8 +430,7 @@ public:
     const pageleap_job *c() const noexcept { return handle_.get(); }
 
 private:
-    /* Ranges for functions of pageleap.h; valid while those that they were made of are not
-     * changed. */
+    /* Ranges for functions of pageleap.h; valid while the given ranges do not change. */
     struct listed {
         explicit listed(const std::vector<range> &wanted) {
             places.reserve(wanted.size()); // their addresses are taken
@@ -457,10 +456,10 @@ private:
 
 /* Pieces of a region, in multiples of 4 KB, for other memory resources, such as the pools of the
  * standard library. The search is first fit, and pieces that are given back join their
- * neighbours. The region grows as it is needed, over frames of the first pool that has enough,
- * and does not shrink. Threads that ask while it grows wait, some 50 ms per GB where its frames
- * are still being recycled. The notes on pieces are kept outside of the region. Several threads
- * may use it. The pools must live as long as the region may grow. */
+ * neighbours. The region grows when no hole has room, over frames of the first pool that has
+ * enough, and does not shrink. Threads that allocate while it grows wait: some 50 ms per GB if its
+ * frames are still being recycled. The list of holes is kept outside of the region. Several
+ * threads may use it. The pools must live as long as the region may grow. */
 class region_pages : public std::pmr::memory_resource {
 public:
     /* `capacity` is the size in bytes that the region can grow to; it takes addresses only. The
@@ -516,8 +515,8 @@ protected:
         try {
             join(free_.emplace(offset, rounded(std::max<std::size_t>(bytes, 1), granule)).first);
         } catch (const std::bad_alloc &) {
-            // Destructors call this, so it must not throw. Without memory for its note the piece
-            // stays out of use until the region is gone.
+            // Destructors call this, so it must not throw. Without memory for its entry in the list
+            // of holes, the piece stays out of use until the region is gone.
         }
     }
 
@@ -559,7 +558,7 @@ private:
         }
         return std::nullopt;
     }
-    /* Takes a part out of a hole. It throws before it has changed anything, or not at all. */
+    /* Takes a part out of a hole. If it throws, nothing has changed. */
     void take(holes::iterator hole, std::size_t start, std::size_t length) {
         const std::size_t end = hole->first + hole->second;
         if (start + length < end) {
@@ -642,7 +641,7 @@ public:
     }
     /* Sets the pools from which the region grows from now on. */
     void grow_from(std::vector<const pool *> pools) { pages_.grow_from(std::move(pools)); }
-    /* Takes all memory back, including what containers still have. */
+    /* Takes all memory back, including memory that containers still have. */
     void release() {
         std::lock_guard lock(mutex_);
         blocks_.release();
