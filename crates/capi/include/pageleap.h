@@ -5,7 +5,7 @@
  * A program makes a pool: memory of one or several nodes, faulted in. It makes a region, which is
  * a range of addresses that never changes, backed by frames of pools, and puts its data there. Then
  * it starts jobs, which move ranges of regions to frames of another node or another pool. Threads
- * go on reading and writing meanwhile; nothing is lost.
+ * go on reading and writing meanwhile, and no write is lost.
  *
  *     pageleap_pool *near_pool, *far_pool;
  *     pageleap_region *region;
@@ -35,12 +35,12 @@
  *           chooses its size.
  * Window.   The time for which an area is closed to writers, so that it can change its frames.
  *           A thread that writes there waits in the kernel, or in a SIGSEGV handler.
- * Engine.   The method by which a job follows writes, copies, and closes areas.
+ * Engine.   A way to move an area: how writes are noticed, and how the area is closed.
  * Recycle.  To make the frames that pages have left ready for other pages. A job recycles after it
  *           has moved its pages.
  * Guard.    Keeps pages in their frames while a device works on them.
  *
- * What holds for all functions:
+ * Rules for all functions:
  *
  * Errors.   Functions that can fail return a pageleap_status, and keep a text for the calling
  *           thread: pageleap_last_error(). After a failure nothing has changed, unless the
@@ -66,15 +66,17 @@
  * fork.     A child does not have the regions of its parent, and must not touch their addresses. It
  *           may use its parent's handles only to free them.
  * close.    The program must not close descriptors that it has not opened (closefrom, a close too
- *           many). The library notices it before it uses a descriptor, also if the number stands for
- *           another file by then, and gives PAGELEAP_DESCRIPTOR_LOST. Regions keep their pages, but
- *           these can move no more. A close in the middle of a job can cost the pages that are being
- *           moved at that moment. A daemon closes descriptors before it makes its first pool.
- * Tracing.  While a debugger that stops threads at their system calls follows the threads of a job
- *           (strace -f, py-spy), the job moves pages by the engine wp-sync, in whose windows readers
- *           never wait. Pages whose engine was asked for by name stay if its readers wait
- *           (PAGELEAP_REASON_TRACED). If such a debugger attaches at the moment at which an area is
- *           closed, it may wait for ever, and the program with it: kill -9 the debugger.
+ *           many). The library checks a descriptor before it uses it, and gives
+ *           PAGELEAP_DESCRIPTOR_LOST if it was closed, even if its number stands for another file by
+ *           then. Regions keep their pages, but these can move no more. A close in the middle of a
+ *           job can lose the contents of the pages that are being moved at that moment. A daemon
+ *           closes descriptors before it makes its first pool.
+ * Tracing.  While a debugger traces the threads of a job (ptrace: strace -f, gdb, py-spy), the job
+ *           moves pages by the engine wp-sync, because its readers never wait: a debugger that waits
+ *           for a page waits for the thread that it has stopped. If the program has asked by name
+ *           for an engine whose readers wait, pages stay (PAGELEAP_REASON_TRACED). If a debugger
+ *           attaches at the moment at which an area is closed, it may wait for ever, and the
+ *           program with it: kill -9 the debugger.
  * Signals.  The library's own threads take none of the program's signals. The library blocks the
  *           signals of the calling thread for moments: when it starts threads, and in
  *           pageleap_probe(). In pageleap_job_run() they are blocked as long as the thread runs the
@@ -132,8 +134,8 @@ typedef enum pageleap_status {
     /* An argument is not possible, or a pointer that must not be NULL is NULL. Nothing was
      * attempted. */
     PAGELEAP_BAD_ARGUMENT = 1,
-    /* A byte range is not inside the region. Or the function demands whole pages, a range that
-     * is not empty, memory throughout the range or no memory in it, and the range is different. */
+    /* A byte range is not inside the region, or not as the function demands it: whole pages, not
+     * empty, with memory throughout, or without any memory. */
     PAGELEAP_BAD_RANGE = 2,
     /* The machine has no such node, or the node has no memory or is offline. */
     PAGELEAP_UNKNOWN_NODE = 3,
@@ -168,9 +170,9 @@ typedef enum pageleap_status {
     /* Other code of this process has closed a descriptor of the library's. Its number may stand
      * for another file now, which is not touched. */
     PAGELEAP_DESCRIPTOR_LOST = 17,
-    /* A thread that the work needs could not be started. pageleap_last_error_detail() has the errno
-     * of pthread_create. With EAGAIN another thread of the process may be in execve: as long as that
-     * takes, the kernel starts no thread, and if it fails, the next call succeeds. */
+    /* A thread that the work needs could not be started. pageleap_last_error_detail() has the
+     * errno of pthread_create. With EAGAIN another thread of the process may be in execve: the
+     * kernel starts no thread during execve, and if execve fails, the next call succeeds. */
     PAGELEAP_NO_THREAD = 18,
 } pageleap_status;
 
@@ -185,7 +187,7 @@ uint32_t pageleap_version_number(void);
 
 /* ---- The last error of a thread -------------------------------------------------------------- */
 
-/* An error in parts. */
+/* An error, with its parts in fields. */
 typedef struct pageleap_error {
     /* sizeof(pageleap_error). */
     size_t size;
@@ -212,8 +214,8 @@ typedef struct pageleap_error {
  * fails, or the thread ends. */
 const char *pageleap_last_error(void);
 
-/* Fills in `error` with the last error of this thread. The status returned is that of this
- * call: PAGELEAP_OK if `error` was filled in, whatever the last error was. */
+/* Fills in `error` with the last error of this thread. The returned status is that of this call
+ * and not the last error: PAGELEAP_OK means that `error` was filled in. */
 pageleap_status pageleap_last_error_detail(pageleap_error *error);
 
 /* ---- Page sizes ------------------------------------------------------------------------------ */
@@ -222,7 +224,8 @@ pageleap_status pageleap_last_error_detail(pageleap_error *error);
 typedef enum pageleap_page_size {
     /* 4 KB pages. */
     PAGELEAP_PAGE_4K = 0,
-    /* Transparent huge pages of 2 MB: ordinary memory in pages that the kernel has joined. */
+    /* Transparent huge pages (THP) of 2 MB: ordinary memory whose 4 KB pages the kernel has
+     * joined. */
     PAGELEAP_PAGE_THP = 1,
     /* 2 MB pages of hugetlb; an administrator must have reserved them (nr_hugepages). */
     PAGELEAP_PAGE_2M = 2,
@@ -255,8 +258,8 @@ typedef struct pageleap_node {
     uint64_t free_bytes;
     /* How many CPUs are online; 0 for a node that has only memory. */
     size_t cpu_count;
-    /* The node itself if it has CPUs, else the nearest node with CPUs: one that the firmware
-     * names, or that with the shortest distance. */
+    /* The node itself if it has CPUs, else the nearest node with CPUs: the one that the firmware
+     * names as initiator, or else the one at the shortest distance. */
     uint32_t nearest_with_cpus;
     /* Whether the cpuset of this process allows memory of the node. Also true if the cpuset is
      * not known: pageleap_topology_knows_allowed_nodes(). */
@@ -275,16 +278,18 @@ typedef struct pageleap_huge_pages {
     uint64_t total;
     /* How many of these are free (free_hugepages). */
     uint64_t free;
-    /* How many of these go away when they are freed (surplus_hugepages). */
+    /* How many of these the kernel takes back once they are free (surplus_hugepages). */
     uint64_t surplus;
 } pageleap_huge_pages;
 
-/* How fast the memory of a node is for its initiators, the nodes nearest to it. The firmware
- * says so; nothing is measured. A figure is 0 where the firmware does not say. */
+/* Bandwidth and latency of the memory of a node for its initiators, the nodes nearest to it, as
+ * the firmware states them (HMAT); nothing is measured. A figure is 0 where the firmware states
+ * none. */
 typedef struct pageleap_access {
     /* sizeof(pageleap_access). */
     size_t size;
-    /* 0: for everything that accesses memory, such as CPUs and network cards; 1: for CPUs. */
+    /* Which initiators the figures apply to. 0: all devices that access memory, such as CPUs and
+     * network cards; 1: CPUs only. */
     uint32_t access_class;
     /* Megabytes per second. */
     uint64_t read_bandwidth_mb_per_s;
@@ -299,7 +304,7 @@ typedef struct pageleap_access {
 /* Reads the machine. Free the topology with pageleap_topology_free(). */
 pageleap_status pageleap_topology_read(pageleap_topology **topology);
 
-/* Frees a topology; NULL is allowed. Its texts are gone then. */
+/* Frees a topology and its texts; NULL is allowed. */
 void pageleap_topology_free(pageleap_topology *topology);
 
 /* How many nodes are online; 0 for NULL. */
@@ -326,16 +331,16 @@ pageleap_status pageleap_topology_huge_pages(const pageleap_topology *topology,
                                              uint64_t page_bytes,
                                              pageleap_huge_pages *huge_pages);
 
-/* Fills in how fast the memory of a node is, by access class, as the firmware says. All figures
- * are 0 if it says nothing. */
+/* Fills in the bandwidth and latency of a node's memory for one access class, as the firmware
+ * states them. All figures are 0 if it states none. */
 pageleap_status pageleap_topology_access(const pageleap_topology *topology,
                                          uint32_t node_id,
                                          uint32_t access_class,
                                          pageleap_access *access);
 
-/* The initiators, from which the memory of a node is as fast as pageleap_topology_access()
- * says: writes the first `capacity` of them to `initiators`, and their number to `count`, which
- * may be NULL. */
+/* The initiators of a node's memory, to which the figures of pageleap_topology_access() apply:
+ * writes the first `capacity` of them to `initiators`, and their number to `count`, which may be
+ * NULL. */
 pageleap_status pageleap_topology_initiators(const pageleap_topology *topology,
                                              uint32_t node_id,
                                              uint32_t access_class,
@@ -343,9 +348,9 @@ pageleap_status pageleap_topology_initiators(const pageleap_topology *topology,
                                              size_t capacity,
                                              size_t *count);
 
-/* The firmware's relative cost of memory on node `to` for CPUs of node `from`: 10 on the same
- * node, 20 for twice that; never a latency. 0 if a node is not online, if the kernel does not
- * say, or if the topology is NULL. */
+/* The distance of the firmware (SLIT): the relative cost of memory on node `to` for CPUs of node
+ * `from`. 10 is that of the same node, 20 twice as much; it is never a latency. 0 if a node is not
+ * online, if the kernel does not say, or if the topology is NULL. */
 uint32_t pageleap_topology_distance(const pageleap_topology *topology,
                                     uint32_t from,
                                     uint32_t to);
@@ -360,16 +365,16 @@ pageleap_status pageleap_topology_parse_nodes(const pageleap_topology *topology,
                                               size_t capacity,
                                               size_t *count);
 
-/* Whether it is known which nodes the cpuset of this process allows. If not, all nodes count as
+/* Whether the nodes that the cpuset of this process allows are known. If not, all nodes count as
  * allowed. False for NULL. */
 bool pageleap_topology_knows_allowed_nodes(const pageleap_topology *topology);
 
 /* Whether the cpuset of this process allows memory of a node. False for NULL. */
 bool pageleap_topology_is_allowed(const pageleap_topology *topology, uint32_t node_id);
 
-/* One warning: a sentence on what was left out because a file of the kernel is damaged or
- * cannot be read. `index` counts from 0; NULL beyond the last. Valid until the topology is
- * freed. */
+/* One warning: a sentence about a file of the kernel that is damaged or cannot be read, and the
+ * facts that are missing because of it. `index` counts from 0; NULL beyond the last. Valid until
+ * the topology is freed. */
 const char *pageleap_topology_warning(const pageleap_topology *topology, size_t index);
 
 /* ---- What machine, user and container allow -------------------------------------------------- */
@@ -474,7 +479,7 @@ pageleap_status pageleap_capabilities_remedy(const pageleap_capabilities *capabi
 
 /* ---- Where pages should go, and where they lie ----------------------------------------------- */
 
-/* How pages are spread over nodes, and where the page tables go that map the pages.
+/* How pages are spread over nodes, and on which node the page tables lie that map the pages.
  *
  * With one node all pages lie there. With several, stripes of the range go to the nodes in
  * turn. A node that is named twice, or is not one of the pool's, gives PAGELEAP_BAD_ARGUMENT.
@@ -492,20 +497,20 @@ typedef struct pageleap_placement {
     /* Bytes of a stripe, a multiple of the page size; 0: a size from one page to 2 MB, so that
      * a region has at least 256 stripes. */
     size_t stripe_bytes;
-    /* Whether page tables go to page_tables_node. Else they go where the data goes; for a node
-     * without CPUs, to the nearest node with CPUs. */
+    /* Whether page tables go to page_tables_node. If not, they go to the node of the data, or, if
+     * that has no CPUs, to the nearest node with CPUs. */
     bool has_page_tables_node;
     /* The node for page tables. */
     uint32_t page_tables_node;
 } pageleap_placement;
 
-/* Where pages lie, compared with where they should lie. */
+/* The result of comparing where pages lie with where they should lie. */
 typedef struct pageleap_verification {
     /* sizeof(pageleap_verification). */
     size_t size;
     /* Pages that were looked at. */
     uint64_t pages;
-    /* Pages that are present on another node than the one that they were placed on. */
+    /* Pages that are present, but on another node than their placement says. */
     uint64_t misplaced;
     /* Pages that are not present, for example because they are swapped out. */
     uint64_t absent;
@@ -542,18 +547,18 @@ typedef struct pageleap_pool_options {
     /* How many threads fault the memory in, at most one for each 32 MB; 0: one for each CPU of
      * a node, at most 8. */
     size_t threads;
-    /* Called with the bytes done and the bytes to do, about every 32 MB; NULL: not called. The
-     * threads that fault the memory in call it, possibly several at once. It must not call
-     * functions of this library, throw or longjmp. */
+    /* A callback for progress, called about every 32 MB with the bytes done and the bytes to do;
+     * NULL: none. The threads that fault the memory in call it, possibly several at once. It must
+     * not call functions of this library, throw or longjmp. */
     void (*progress)(void *data, uint64_t done, uint64_t total);
     /* Passed to the callback as it is. */
     void *progress_data;
 } pageleap_pool_options;
 
 /* Makes a pool: takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a
- * placement, and faults them in. Then verifies with the kernel that they lie where they should,
- * in pages of the size asked for. `options` may be NULL. It takes some 100 ms per GB of 4 KB
- * pages. If it fails, everything has been given back.
+ * placement, and faults them in. Then it asks the kernel whether they lie on their nodes, in pages
+ * of the size asked for. `options` may be NULL. The call takes some 100 ms per GB of 4 KB pages.
+ * If it fails, everything has been given back.
  *
  * The pool is freed with pageleap_pool_free(). */
 pageleap_status pageleap_pool_new(const pageleap_placement *place,
@@ -561,7 +566,7 @@ pageleap_status pageleap_pool_new(const pageleap_placement *place,
                                   const pageleap_pool_options *options,
                                   pageleap_pool **pool);
 
-/* Frees a pool; NULL is allowed. Jobs and regions that have frames of the pool go on: its
+/* Frees a pool; NULL is allowed. Jobs and regions that have frames of the pool go on, and its
  * memory goes back to the system after the last of them. */
 void pageleap_pool_free(pageleap_pool *pool);
 
@@ -605,25 +610,26 @@ pageleap_status pageleap_pool_verify(const pageleap_pool *pool,
  *   EFAULT, or end early with a short count, with the engines mprotect and precopy-protect.
  *   They can be repeated where a failed call consumes nothing (files, pipes, stream sockets),
  *   but not with datagrams and eventfds.
- * - No device, nor the kernel on behalf of one, may work on its pages without a guard
- *   (pageleap_region_pin): O_DIRECT, RDMA, registered io_uring buffers, vmsplice,
- *   process_vm_writev, MSG_ZEROCOPY.
+ * - No device, nor the kernel for one, may use its pages without a guard (pageleap_region_pin),
+ *   because a device goes on using the old frames, and its writes are lost: O_DIRECT, RDMA,
+ *   registered io_uring buffers, vmsplice, process_vm_writev, MSG_ZEROCOPY.
  * - No process-shared, priority-inheriting or robust mutexes, semaphores or condition variables
  *   in it. Ordinary private ones are fine.
  * - No stacks and no thread-local storage in it.
- * - Nothing that this library allocates: malloc() must not take its memory from a region.
+ * - No allocations of this library in it: a malloc() that takes memory from regions must serve
+ *   threads of the library (pageleap_thread_is_ours) and calls of the library from elsewhere.
  * - No userfaultfd and no protection keys on it, and nothing else mapped into its range.
  * - Children made by fork do not get it, and must not touch it.
  * - With the engines mprotect and precopy-protect, no thread may write into it while that
  *   thread blocks SIGSEGV.
- * - mlock and madvise may be used on any part of it at any time, and their effects survive
- *   moves. The same holds for mprotect, but pages that a job is to move stay readable until it
- *   has ended, and write access to pages that nobody could write is given before they move, or
- *   after. A call that comes some milliseconds before pages move may be lost for them. The
- *   exception is MADV_REMOVE, which takes the memory away. */
+ * - mlock and madvise may be used on any part of it at any time, and their effects survive moves.
+ *   The exception is MADV_REMOVE, which takes the memory away. mprotect may be used, too, with two
+ *   rules: pages that a job is to move must stay readable until it has ended, and pages that
+ *   nobody could write must not become writable while they move. The effect of a call that comes
+ *   some milliseconds before pages move may be lost for them. */
 typedef struct pageleap_region pageleap_region;
 
-/* A region in figures. */
+/* The address, size and identity of a region. */
 typedef struct pageleap_region_info {
     /* sizeof(pageleap_region_info). */
     size_t size;
@@ -640,8 +646,8 @@ typedef struct pageleap_region_info {
 } pageleap_region_info;
 
 /* Makes a region of `length` bytes (rounded up to whole pages), all zero, of frames of a pool.
- * `place` names nodes of the pool; NULL: as the pool is placed. If the region needs frames that
- * a job is still recycling, the call waits for them. The region cannot grow. It is freed with
+ * `place` names nodes of the pool; NULL: the placement of the pool. If the region needs frames
+ * that a job is still recycling, the call waits for them. The region cannot grow. It is freed with
  * pageleap_region_free(), and does not need the pool's handle. */
 pageleap_status pageleap_region_new(const pageleap_pool *pool,
                                     const pageleap_placement *place,
@@ -657,9 +663,9 @@ pageleap_status pageleap_region_reserve(size_t capacity,
                                         pageleap_region **region);
 
 /* Frees a region; NULL is allowed. The call cancels the jobs that work on the region, waits for
- * them, unmaps the region, and gives its frames back to their pools. From the call on nothing
- * may touch the memory or use the handle. While a guard is left, the whole region stays mapped
- * and keeps its frames, so that devices can finish: the last guard gives them back. */
+ * them, unmaps the region, and gives its frames back to their pools. From the call on no thread
+ * may touch the memory or use the handle. While a guard is left, the whole region stays mapped and
+ * keeps its frames, so that devices can finish; dropping the last guard gives them back. */
 void pageleap_region_free(pageleap_region *region);
 
 /* The first byte of a region, which never changes; NULL for NULL. */
@@ -690,24 +696,25 @@ pageleap_status pageleap_region_grow(const pageleap_region *region,
                                      const pageleap_placement *place);
 
 /* Gives the frames of a part, whole pages, back to their pools. The contents are gone, and
- * touching the part raises SIGSEGV until pageleap_region_back(): nothing may use the part
+ * touching the part raises SIGSEGV until pageleap_region_back(), so no thread may use the part
  * during and after the call. Pages without memory stay as they are.
  *
  * The part may belong to the range of a running job, which leaves the pages then
  * (PAGELEAP_REASON_DISCARDED). The call gives PAGELEAP_RANGE_BUSY while the job is moving pages of
- * the part, begins or ends, or moves hugetlb pages; pageleap_region_discard_within() waits. A guard
- * on the part gives PAGELEAP_PINNED. If the call fails, no page has changed, unless the limit of
- * mappings (vm.max_map_count) was reached on the way. */
+ * the part, while it begins or ends, and as long as it lasts if it moves hugetlb pages;
+ * pageleap_region_discard_within() waits instead. A guard on the part gives PAGELEAP_PINNED. If
+ * the call fails, no page has changed, unless the limit of mappings (vm.max_map_count) was reached
+ * on the way. */
 pageleap_status pageleap_region_discard(const pageleap_region *region,
                                         size_t offset,
                                         size_t length);
 
-/* As pageleap_region_discard(), but waits for at most `timeout_ns` nanoseconds (UINT64_MAX: as long
- * as it takes) until no job is moving pages of the part, and no other call works on it. Jobs begin
- * nothing on the part meanwhile, and no new job gets it (PAGELEAP_RANGE_BUSY). So the call waits for
- * one attempt of a job, some milliseconds; with hugetlb pages it waits for the job. Signals of the
- * program are handled meanwhile; then the call goes on waiting. A program that wants to end a wait
- * makes several calls with short times. */
+/* As pageleap_region_discard(), but waits for at most `timeout_ns` nanoseconds (UINT64_MAX: as
+ * long as it takes) until no job is moving pages of the part, and no other call works on it.
+ * Meanwhile jobs try no pages of the part, and no new job gets it (PAGELEAP_RANGE_BUSY). So the
+ * call waits for one attempt of a job, some milliseconds; with hugetlb pages it waits for the end
+ * of the job. Signal handlers of the program run meanwhile, and do not end the wait. A program
+ * that may want to end it makes several calls with short times. */
 pageleap_status pageleap_region_discard_within(const pageleap_region *region,
                                                size_t offset,
                                                size_t length,
@@ -735,8 +742,8 @@ pageleap_status pageleap_region_back_within(const pageleap_region *region,
 pageleap_status pageleap_region_verify(const pageleap_region *region,
                                        pageleap_verification *verification);
 
-/* On which nodes the pages of a region lie, as the kernel says: writes the first `capacity`
- * nodes to `nodes`, and their number to `count`, which may be NULL. */
+/* The nodes on which the pages of a region lie, as the kernel says, with the number of pages:
+ * writes the first `capacity` nodes to `nodes`, and their number to `count`, which may be NULL. */
 pageleap_status pageleap_region_placement(const pageleap_region *region,
                                           pageleap_node_pages *nodes,
                                           size_t capacity,
@@ -747,12 +754,14 @@ pageleap_status pageleap_region_placement(const pageleap_region *region,
 /* A guard: keeps pages of a region in their frames. */
 typedef struct pageleap_guard pageleap_guard;
 
-/* Makes a guard, which keeps the pages of a part in their frames until it is dropped. Drivers
- * of devices need one from before the submission until after the completion or unregistration
- * of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice, process_vm_writev, or registered io_uring buffers,
- * in either direction. The part may be any bytes that have memory; the guard is on the pages
- * that they touch. The call returns once no job moves these pages. Jobs move everything else
- * meanwhile. Guards may overlap. */
+/* Makes a guard, which keeps the pages of a part of a region in their frames until
+ * pageleap_guard_drop(). Hold a guard as long as a device, or the kernel for a device, may use the
+ * frames: from before the submission of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice or
+ * process_vm_writev until after its completion, and from before the registration of an io_uring
+ * buffer until after its unregistration, in either direction. Once such a page is pinned, its
+ * frame is used directly, whatever the page tables say, and no engine can notice the writes. The
+ * part may be any bytes that have memory; the guard is on the pages that they touch. The call
+ * returns once no job moves these pages. Jobs move everything else meanwhile. Guards may overlap. */
 pageleap_status pageleap_region_pin(const pageleap_region *region,
                                     size_t offset,
                                     size_t length,
@@ -763,61 +772,66 @@ void pageleap_guard_drop(pageleap_guard *guard);
 
 /* ---- Migration contexts ---------------------------------------------------------------------- */
 
-/* A migration context keeps what jobs need besides their frames for the next job: threads, and the
- * descriptors through which the kernel tells of writes and holds threads up (userfaultfd). With a
- * context many small jobs, one after the other, take a fraction of the time, because no job has to
- * make them. Without one each job makes its own, and between two jobs the process has no thread and
- * no descriptor of a job.
+/* A migration context keeps threads and userfaultfd descriptors of a job for the next job. Many
+ * small jobs, one after the other, take a fraction of the time with a context, because no job has
+ * to make these anew. Without a context each job makes its own, and between two jobs the process
+ * has no thread and no descriptor of a job.
  *
- * A job is given a context by the field context of pageleap_job_options. The context makes nothing
- * before the first job needs it. Then it has about as many threads as jobs have run at the same time, up
- * to three more that read messages of the kernel, and at most ten descriptors. Between jobs the
- * threads sleep. Jobs of several threads may use a context at the same time.
+ * The field context of pageleap_job_options gives a context to a job. The context makes nothing
+ * before the first job needs it. Then it has about as many threads as jobs have run at the same
+ * time, up to three more that read messages of userfaultfds, and at most ten descriptors. Between
+ * jobs the threads sleep. Jobs of several threads may use a context at the same time.
  *
- * A job that a kept thread runs inherits scheduling policy, nice value, affinity, memory policy and
- * cgroup from the thread that started the job for which the kept thread was made, and not from the
- * thread that starts this job. A program whose threads differ in these makes several contexts.
+ * A kept thread has the scheduling policy, nice value, affinity, memory policy and cgroup of the
+ * thread that started the job for which it was made. The thread that starts a later job passes
+ * none of these on to it. A program whose threads differ in these makes several contexts.
  *
- * A context serves the process that has made it. In a child made by fork() it keeps nothing: a job
- * that is given it works as without one. The child may free it. */
+ * A context works only in the process that has made it. In a child made by fork() it keeps
+ * nothing, and a job with this context works as without one. The child may free it. */
 typedef struct pageleap_migration_context pageleap_migration_context;
 
 /* Makes a migration context that keeps nothing yet. It is freed with
  * pageleap_migration_context_free(). */
 pageleap_status pageleap_migration_context_new(pageleap_migration_context **context);
 
-/* Frees a migration context; NULL is allowed. The call does not wait for jobs: those that use the
- * context keep what they use until they end. Threads that sleep end soon after the call. */
+/* Frees a migration context; NULL is allowed. The call does not wait for jobs that use the
+ * context: they keep their threads and descriptors until they end. Sleeping threads of the context
+ * end soon after the call. */
 void pageleap_migration_context_free(pageleap_migration_context *context);
 
 /* ---- What is to move, and how ---------------------------------------------------------------- */
 
-/* The method by which pages are moved, and its effect on the threads that use them meanwhile.
- * With every engine nothing is lost, and every page moves in the end. Threads wait for
- * milliseconds at most while the job gets a CPU; see pageleap_job_start() for what that depends
- * on. Where all CPUs are busy, expect waits of some 20 ms. */
+/* The method by which pages are moved, and its effect on the threads that use them meanwhile. With
+ * every engine nothing is lost, and no thread keeps a page from moving by writing to it. Threads
+ * wait for milliseconds at most while the job gets a CPU; see pageleap_job_start() for what that
+ * depends on. Where all CPUs are busy, expect waits of some 20 ms. */
 typedef enum pageleap_engine {
-    /* The best engine that works here: chosen for each job, and again for each area, by how many
-     * threads came to wait for those before it, and where an engine is refused. */
+    /* The library chooses the best engine that works here: for each job, and again for each area,
+     * by how many threads waited for earlier areas. Where an engine is refused, another one stands
+     * in. */
     PAGELEAP_ENGINE_AUTO = 0,
-    /* Follows writes, copies written pages again, and takes the page tables away for a moment.
-     * System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that also
-     * holds back the kernel's own accesses (root, vm.unprivileged_userfaultfd=1 or access to
-     * /dev/userfaultfd). Not for hugetlb pages. */
+    /* Pre-copy: copies pages while threads write to them, and copies dirty pages again. Then it
+     * unmaps the area for a moment, and copies the rest. System calls do not fail because of it.
+     * Needs Linux 6.7, and a userfaultfd that also holds up the kernel's own accesses (not
+     * UFFD_USER_MODE_ONLY: root, vm.unprivileged_userfaultfd=1 or access to /dev/userfaultfd). Not
+     * for hugetlb pages. */
     PAGELEAP_ENGINE_PRECOPY = 1,
-    /* Write-protects pages while it copies them, and lets writers in one by one. System calls
-     * do not fail because of it. Needs Linux 6.6 and a userfaultfd as precopy does. Also for
-     * hugetlb pages. */
+    /* Write-protects pages while it copies them (UFFDIO_WRITEPROTECT). A thread that writes to one
+     * waits in the page fault until the library lifts the protection of that page, which is then
+     * copied again. System calls do not fail because of it. Needs Linux 6.6 and a userfaultfd as
+     * precopy does. Also for hugetlb pages. */
     PAGELEAP_ENGINE_WP_SYNC = 2,
-    /* Follows writes, and makes pages read-only for a moment at the end: system calls that
-     * write into them in that moment fail with EFAULT. Needs Linux 6.7 and no privilege. */
+    /* Pre-copy as precopy does it, but at the end the area becomes read-only (mprotect) for a
+     * moment: system calls that write into it in that moment fail with EFAULT. Needs Linux 6.7 and
+     * no privilege. */
     PAGELEAP_ENGINE_PRECOPY_PROTECT = 3,
-    /* Makes pages read-only while they are copied: system calls that write into them fail with
-     * EFAULT. Works on every kernel, without privilege. */
+    /* Makes pages read-only (mprotect) while they are copied: system calls that write into them
+     * fail with EFAULT. Works wherever the library does (Linux 5.14), without privilege. */
     PAGELEAP_ENGINE_MPROTECT = 4,
-    /* Takes the page tables away, copies, and brings new ones: who touches pages meanwhile waits
-     * for their copy. System calls do not fail because of it. Needs Linux 5.14, and a userfaultfd
-     * as precopy does; for hugetlb pages of 2 MB Linux 5.18. Not for those of 1 GB. */
+    /* Stop-and-copy: unmaps an area, copies it, and maps the copy. A thread that touches the area
+     * meanwhile, to read or to write, waits in the page fault until it has been copied. System
+     * calls do not fail because of it. Needs Linux 5.14, and a userfaultfd as precopy does; for
+     * hugetlb pages of 2 MB Linux 5.18. Not for those of 1 GB. */
     PAGELEAP_ENGINE_STOP_COPY = 5,
     /* The kernel's move_pages(2), for memory that no pool owns: pageleap_leap_memory(). */
     PAGELEAP_ENGINE_KERNEL = 6,
@@ -835,10 +849,10 @@ typedef struct pageleap_range {
     const pageleap_region *region;
     /* The first byte, from the start of the region. */
     size_t offset;
-    /* How many bytes. If this and the offset are 0: the whole region. */
+    /* How many bytes. If length and offset are 0: the whole region. */
     size_t length;
-    /* The pool whose frames the pages get. Pages that have a frame of it on the right node
-     * already, and pages without memory, stay as they are. */
+    /* The pool whose frames the pages get. Pages that already have a frame of this pool on the
+     * right node, and pages without memory, stay as they are. */
     const pageleap_pool *pool;
     /* The nodes of the pool that the pages go to; NULL: as the pool is placed. */
     const pageleap_placement *place;
@@ -872,17 +886,18 @@ typedef struct pageleap_job_options {
      * time starts anew whenever a guard is dropped. 0: one second; -1: the job does not wait. */
     int64_t pin_patience_ns;
     /* How many copies of an area may be spoilt by writes before its writers must wait until the
-     * area has moved (engines mprotect and wp-sync). 0: 3. -1: writers wait from the start. */
+     * area has moved (engines mprotect and wp-sync, and for hugetlb pages precopy-protect). 0: 3.
+     * -1: writers wait from the start. */
     int32_t max_disturbed_copies;
-    /* Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: 2
-     * parts; 1: areas are not split. */
+    /* Into how many parts an area is split when writes have spoilt its copy (engine mprotect); 0:
+     * 2 parts; 1: areas are not split. */
     uint32_t reduction_factor;
-    /* Has the threads and descriptors that the job uses, and keeps them for the next job; NULL: the
-     * job makes its own. It may be freed once the job has started: the job keeps what it uses until
-     * it ends. */
+    /* The context whose threads and descriptors the job uses, and leaves there for the next job;
+     * NULL: the job makes its own. The context may be freed once the job has started: the job
+     * keeps what it uses until it ends. */
     const pageleap_migration_context *context;
-    /* In how many rounds an engine that follows writes copies again what was written since the
-     * first copy, before it closes the area and copies the rest. 0: 4. -1: none. */
+    /* The most rounds in which an engine that follows writes copies dirty pages again, before it
+     * closes the area and copies the rest. 0: 4 rounds. -1: none. */
     int32_t max_rounds;
     /* Set to 0. */
     uint32_t reserved;
@@ -896,12 +911,14 @@ const char *pageleap_engine_name(uint32_t engine);
  * handler. The engines mprotect and precopy-protect need it; the others need it where their own
  * way is refused.
  *
- * If another handler has been installed over the library's since, that one would get the faults
- * of writers. The engines that raise signals are refused then, and `auto` leaves them out. If your handler passes faults that are not its own to the
- * handler that it replaced, with all three arguments, call this function before you install
- * yours. The call is your promise that your handler does so. These engines are then not refused,
- * provided your handler has SA_SIGINFO and not SA_RESETHAND. While your handler runs, no other
- * signal handler may store into a region: if one might, let yours block all signals (sa_mask). */
+ * If another handler has been installed over the library's since, that one would get the faults of
+ * writers. The engines that raise signals are refused then, and `auto` leaves them out.
+ *
+ * If your handler passes faults that are not its own to the handler that it replaced, with all
+ * three arguments, call this function before you install yours. The call is your promise that your
+ * handler does so. These engines are then not refused, provided your handler has SA_SIGINFO and
+ * not SA_RESETHAND. While your handler runs, no other signal handler may store into a region: if
+ * one might, let yours block all signals (sa_mask). */
 pageleap_status pageleap_install_fault_handler(void);
 
 /* ---- Warnings of reports --------------------------------------------------------------------- */
@@ -910,15 +927,17 @@ pageleap_status pageleap_install_fault_handler(void);
 typedef enum pageleap_warning_kind {
     /* None of those below. */
     PAGELEAP_WARNING_OTHER = 0,
-    /* The engine keeps writers away by signals: system calls that write into a moving area may
-     * fail with EFAULT. */
+    /* The engine keeps writers away by mprotect and SIGSEGV: system calls that write into a moving
+     * area may fail with EFAULT. */
     PAGELEAP_WARNING_SYSTEM_CALLS_MAY_FAIL = 1,
-    /* Another SIGSEGV handler stands before the library's: areas that only the engine mprotect could
-     * move stay. */
+    /* Another SIGSEGV handler was installed over the library's. Areas that only the engine
+     * mprotect could move stay where they are. */
     PAGELEAP_WARNING_NO_FAULT_HANDLER = 2,
-    /* The workers do not run on the CPUs of the destination's node. */
+    /* The job's threads do not run on the CPUs of the destination's node: it has none, or the
+     * process may not use them. */
     PAGELEAP_WARNING_AFFINITY = 3,
-    /* The job's threads keep a low priority. */
+    /* The job's threads keep a low priority, so threads that wait for a page may wait until such a
+     * thread gets a CPU. */
     PAGELEAP_WARNING_PRIORITY = 4,
     /* Fewer threads copy than asked for. */
     PAGELEAP_WARNING_THREADS = 5,
@@ -926,19 +945,22 @@ typedef enum pageleap_warning_kind {
     PAGELEAP_WARNING_PAGE_TABLES = 6,
     /* The cpuset no longer allows a node of the destination. */
     PAGELEAP_WARNING_CPUSET = 7,
-    /* A process traces the job's threads: pages have stayed, or another engine has moved them. */
+    /* Another process traces the job's threads (ptrace: strace, a debugger). Pages have stayed, or
+     * another engine has moved them. */
     PAGELEAP_WARNING_TRACER = 8,
-    /* There are more guards than mappings to spare: pages between guards have stayed too. */
+    /* Too few mappings are left (vm.max_map_count) to go around all guards: pages between guards
+     * have stayed, too. */
     PAGELEAP_WARNING_GUARDS = 9,
-    /* Mappings of hugetlb pages stay apart that could be one. */
+    /* Neighbouring mappings of hugetlb pages could be one, and were not joined. */
     PAGELEAP_WARNING_MAPPINGS = 10,
-    /* An attribute of a range (advice, lock) is lost, or was not given by its user. */
+    /* An attribute of a range (madvise, mlock) is lost, or the range has one that its user has not
+     * set. */
     PAGELEAP_WARNING_ATTRIBUTES = 11,
     /* Core dumps may contain the data twice. */
     PAGELEAP_WARNING_CORE_DUMPS = 12,
     /* Frames that pages have left are out of circulation until the pool's next attempt. */
     PAGELEAP_WARNING_RECYCLING = 13,
-    /* Pages were tried again for one reason, and stay for another one. */
+    /* Pages were tried again for one reason, and stay for another reason. */
     PAGELEAP_WARNING_LATER_REASON = 14,
     /* Pages may lie elsewhere than the report says. */
     PAGELEAP_WARNING_PLACES = 15,
@@ -946,7 +968,7 @@ typedef enum pageleap_warning_kind {
     PAGELEAP_WARNING_EDGES = 16,
 } pageleap_warning_kind;
 
-/* Something that went less well than asked. */
+/* A warning of a report: something went less well than asked. */
 typedef struct pageleap_warning {
     /* sizeof(pageleap_warning). */
     size_t size;
@@ -956,21 +978,22 @@ typedef struct pageleap_warning {
     const char *call;
     /* The error number of that call, or 0. */
     int error_number;
-    /* What it is about. */
+    /* The subject of the warning. */
     enum pageleap_warning_kind kind;
 } pageleap_warning;
 
 /* ---- Reports --------------------------------------------------------------------------------- */
 
-/* Why a job has ended. What moved has moved, the rest has not, and both are whole. */
+/* The reason why a job has ended. In any case pages that have moved stay moved, all others stay
+ * where they were, and all are whole. */
 typedef enum pageleap_ended {
     /* Every page was dealt with. */
     PAGELEAP_COMPLETED = 0,
-    /* Somebody cancelled it or freed it. */
+    /* The program cancelled or freed the job. */
     PAGELEAP_CANCELLED = 1,
     /* The time was up. */
     PAGELEAP_TIMED_OUT = 2,
-    /* A region was freed that it worked on. */
+    /* The program freed a region that the job worked on. */
     PAGELEAP_REGION_FREED = 3,
     /* The cpuset of the process was changed and no longer allows a node that pages were to
      * move to. */
@@ -979,28 +1002,29 @@ typedef enum pageleap_ended {
     PAGELEAP_FAILED = 5,
 } pageleap_ended;
 
-/* Whose pages a job moves. */
+/* The kind of memory that a job moves. */
 typedef enum pageleap_source {
-    /* Those of a region. source_id is its identity, pageleap_region_describe(), and offsets count
+    /* Pages of a region. source_id is its identity, pageleap_region_describe(), and offsets count
      * from its start. Later versions may add other sources. */
     PAGELEAP_SOURCE_REGION = 0,
-    /* Those of a process that lie in no region. source_id is the number of the process, and
+    /* Pages of a process that lie in no region. source_id is the number of the process (pid), and
      * offsets are addresses. */
     PAGELEAP_SOURCE_PROCESS = 1,
 } pageleap_source;
 
-/* What became of a page. */
+/* The outcome of a page. */
 typedef enum pageleap_outcome {
-    /* It lies in a frame of the destination now. */
+    /* The page lies in a frame of the destination now. */
     PAGELEAP_MIGRATED = 0,
-    /* There was nothing to do: it lay there already, or it has no memory. */
+    /* There was nothing to do: the page lay in such a frame already, has no memory, or was not to
+     * move, for the reason that its run gives. */
     PAGELEAP_UNCHANGED = 1,
-    /* It was tried without success and the job was stopped before the next try; or a guard kept
-     * it in its frame. */
+    /* The page was tried without success, and the job was stopped before the next try; or a guard
+     * kept it in its frame. */
     PAGELEAP_BUSY = 2,
-    /* A system call was refused each time it was tried. */
+    /* The job has given the page up: a system call was refused each time the page was tried. */
     PAGELEAP_NOT_MOVABLE = 3,
-    /* The job was stopped before it was tried. */
+    /* The job was stopped before it tried the page. */
     PAGELEAP_NOT_ATTEMPTED = 4,
 } pageleap_outcome;
 
@@ -1014,7 +1038,7 @@ typedef enum pageleap_reason {
     PAGELEAP_REASON_GUARDED = 2,
     /* A system call was refused; reason_errno has its error number. */
     PAGELEAP_REASON_CALL_REFUSED = 3,
-    /* A thread blocks SIGSEGV, and would be killed by the engine that is left. */
+    /* A thread blocks SIGSEGV, and the only engine that is left would kill it. */
     PAGELEAP_REASON_SIGNAL_BLOCKED = 4,
     /* The job was stopped before it tried them. */
     PAGELEAP_REASON_STOPPED = 5,
@@ -1024,39 +1048,42 @@ typedef enum pageleap_reason {
     PAGELEAP_REASON_SWAPPED_OUT = 7,
     /* Nothing is mapped there. */
     PAGELEAP_REASON_UNMAPPED = 8,
-    /* They are the kernel's page of zeros, which stands for pages that were only read. */
+    /* They are the kernel's zero page, which stands for pages that were only read. */
     PAGELEAP_REASON_ZERO_PAGE = 9,
     /* They are mapped more than once, by a child of fork() for instance. */
     PAGELEAP_REASON_SHARED = 10,
     /* No pages of such mappings move: memory of a device, of the kernel, or secret. */
     PAGELEAP_REASON_UNMOVABLE = 11,
-    /* They did not move each time they were tried: pinned for I/O, locked, or being written back. */
+    /* The kernel did not move them each time they were tried: they are pinned for I/O, locked, or
+     * being written back. */
     PAGELEAP_REASON_IN_USE = 12,
     /* The node of the destination has no room for them. */
     PAGELEAP_REASON_NO_ROOM = 13,
     /* The process has ended, or runs another program now. */
     PAGELEAP_REASON_PROCESS_ENDED = 14,
-    /* The process ended during the call that was to move them; nobody knows whether they moved. */
+    /* The process ended, or began to run another program, during the call that was to move them;
+     * it is not known whether they moved. */
     PAGELEAP_REASON_UNCERTAIN = 15,
     /* They lie on a node from which no page was to move. */
     PAGELEAP_REASON_OTHER_NODE = 16,
-    /* They arrived, and have moved on since: with other parts of a huge page that were to go
-     * elsewhere, or because somebody else has moved them. */
+    /* They arrived, and have moved on since: they belong to a huge page of which another part was
+     * to go elsewhere, or something else has moved them. */
     PAGELEAP_REASON_MOVED_ON = 17,
-    /* It belongs to a transparent huge page, and the node has no free block of 2 MB. */
+    /* They belong to a transparent huge page, and the node of the destination has no free block of
+     * 2 MB. */
     PAGELEAP_REASON_NO_FREE_BLOCK = 18,
     /* Other code of this process has closed a descriptor that the job needs. */
     PAGELEAP_REASON_DESCRIPTOR_LOST = 19,
     /* Another SIGSEGV handler was installed over the library's, and would get the faults that the
-     * engine that is left raises. */
+     * only engine left raises. */
     PAGELEAP_REASON_HANDLER_REPLACED = 20,
     /* Another process traces the job's threads (strace, a debugger), and would wait for ever for a
-     * page that the engine has taken away. */
+     * page that the engine has unmapped. */
     PAGELEAP_REASON_TRACED = 21,
-    /* The program went on changing the mapping (madvise, mprotect, mlock, munmap) each time the
-     * page was to be moved, or has set attributes on a part of the page. */
+    /* The program went on changing the mapping (madvise, mprotect, mlock, munmap) each time they
+     * were to be moved, or has set attributes on a part of a huge page. */
     PAGELEAP_REASON_MAPPING_CHANGED = 22,
-    /* The program has discarded them while the job ran, or backed them, or was about to. */
+    /* The program has discarded or backed them while the job ran, or was about to. */
     PAGELEAP_REASON_DISCARDED = 23,
     /* Another reason, which reason_text tells. */
     PAGELEAP_REASON_OTHER = 255,
@@ -1072,24 +1099,24 @@ typedef enum pageleap_copy_loop {
     PAGELEAP_COPY_MEMCPY = 2,
 } pageleap_copy_loop;
 
-/* What a job did. It never changes. */
+/* The report of a job. It never changes. */
 typedef struct pageleap_report pageleap_report;
 
-/* What a job did, in figures. Texts are valid until the report is freed, and never NULL. */
+/* The figures of a report. Texts are valid until the report is freed, and never NULL. */
 typedef struct pageleap_report_figures {
     /* sizeof(pageleap_report_figures). */
     size_t size;
-    /* Why it has ended. */
+    /* Why the job has ended. */
     enum pageleap_ended ended;
     /* The engine that was chosen, and used wherever it was not refused. */
     pageleap_engine engine;
-    /* In words, why it has ended: for PAGELEAP_FAILED the first error. */
+    /* Why the job has ended, in words: for PAGELEAP_FAILED the first error. */
     const char *ended_text;
-    /* Why that engine was taken. */
+    /* Why this engine was chosen, in words. */
     const char *engine_reason;
     /* Pages that have moved. */
     uint64_t pages_migrated;
-    /* Pages with which there was nothing to do. */
+    /* Pages with nothing to do (PAGELEAP_UNCHANGED). */
     uint64_t pages_unchanged;
     /* Pages that were tried and stay where they were. */
     uint64_t pages_busy;
@@ -1099,18 +1126,18 @@ typedef struct pageleap_report_figures {
     uint64_t pages_not_attempted;
     /* Bytes of all ranges. */
     uint64_t bytes;
-    /* Bytes copied, those included that were copied in vain. */
+    /* Bytes copied, including worthless copies. */
     uint64_t bytes_copied;
-    /* Bytes copied in vain, because they were written meanwhile. */
+    /* Bytes of worthless copies: they were written meanwhile. */
     uint64_t bytes_recopied;
-    /* From the start of the job until the last page had moved, in nanoseconds. */
+    /* The time from the start of the job until the last page had moved, in nanoseconds. */
     uint64_t migrate_ns;
-    /* What came after that: making vacated frames ready for use again, in nanoseconds. */
+    /* The time after that, in which vacated frames were made ready for use again, in nanoseconds. */
     uint64_t recycle_ns;
-    /* The longest window, in nanoseconds: how long an area was closed to writers (with the
-     * engines precopy and stop-copy to readers, too). */
+    /* The longest window, in nanoseconds. A window is the time for which an area is closed to
+     * writers (with the engines precopy, stop-copy and uffd-move to readers, too). */
     uint64_t window_max_ns;
-    /* 99 of 100 windows were not longer, in nanoseconds. */
+    /* The 99th percentile of the windows, in nanoseconds. */
     uint64_t window_p99_ns;
     /* How many windows there were. */
     uint64_t windows;
@@ -1118,16 +1145,17 @@ typedef struct pageleap_report_figures {
     uint64_t windows_over_budget;
     /* The longest time for which a thread had to wait in the SIGSEGV handler, in nanoseconds. */
     uint64_t wait_max_ns;
-    /* Areas whose writers were held back although much was left to copy. */
+    /* Areas whose writers had to wait although much of the area was still to be copied. */
     uint64_t holds;
-    /* How often a refused system call was repeated, since part of a region would otherwise have
-     * stayed inaccessible. */
+    /* How often a refused system call was repeated because giving up would have left part of a
+     * region inaccessible. */
     uint64_t repairs;
-    /* How large an area could be, in bytes. */
+    /* The largest size of an area, in bytes. */
     size_t area_bytes;
     /* Threads that copied, at most. */
     uint32_t threads;
-    /* How many of them still copied at the end; if fewer, more were hardly faster. */
+    /* How many of them still copied at the end. Fewer than threads means that more of them were
+     * hardly faster. */
     uint32_t threads_settled;
     /* How many warnings there are: pageleap_report_warning(). */
     size_t warning_count;
@@ -1137,18 +1165,19 @@ typedef struct pageleap_report_figures {
     size_t engine_use_count;
     /* How many pairs of nodes pages were copied between: pageleap_report_get_copy_use(). */
     size_t copy_use_count;
-    /* In how many windows the closing thread went before others (SCHED_FIFO). */
+    /* In how many windows the thread that kept the area closed ran before ordinary threads
+     * (SCHED_FIFO). */
     uint64_t windows_first;
     /* CPU time of the job's threads until the last page had moved, in nanoseconds; UINT64_MAX if the
      * kernel does not say. */
     uint64_t migrate_cpu_ns;
-    /* CPU time of what came after that, in nanoseconds; UINT64_MAX if the kernel does not say. */
+    /* CPU time of the recycling after that, in nanoseconds; UINT64_MAX if the kernel does not say. */
     uint64_t recycle_cpu_ns;
     /* Copies that writes have spoilt, with the engine mprotect. */
     uint64_t disturbed_copies;
-    /* Areas that were split because of that. */
+    /* Areas that were split because writes had spoilt their copies. */
     uint64_t splits;
-    /* How many calls were made at least once: pageleap_report_get_call_use(). */
+    /* How many different system calls were made: pageleap_report_get_call_use(). */
     size_t call_use_count;
     /* How many more mappings the regions consist of than before, or fewer if negative. Pages over
      * consecutive frames of a pool count as one. A page that leaves its neighbours behind adds two.
@@ -1160,17 +1189,17 @@ typedef struct pageleap_report_figures {
 typedef struct pageleap_page_run {
     /* sizeof(pageleap_page_run). */
     size_t size;
-    /* Whose pages. */
+    /* The kind of memory. */
     enum pageleap_source source;
-    /* What became of them. */
+    /* The outcome of these pages. */
     enum pageleap_outcome outcome;
-    /* Which source of its kind. */
+    /* The region or process. */
     uint64_t source_id;
     /* The first byte of the source. */
     size_t offset;
     /* How many bytes. */
     size_t length;
-    /* Why they stay where they are. */
+    /* Why these pages stay where they are. */
     enum pageleap_reason reason;
     /* The error number of the refused call; 0 without one. */
     int32_t reason_errno;
@@ -1178,15 +1207,15 @@ typedef struct pageleap_page_run {
     const char *reason_text;
 } pageleap_page_run;
 
-/* By which engine some pages of a range have moved. */
+/* The pages of a range that one engine has moved. */
 typedef struct pageleap_engine_use {
     /* sizeof(pageleap_engine_use). */
     size_t size;
-    /* Whose pages. */
+    /* The kind of memory. */
     enum pageleap_source source;
-    /* Which engine has moved them. */
+    /* The engine. */
     pageleap_engine engine;
-    /* Which source of its kind. */
+    /* The region or process. */
     uint64_t source_id;
     /* The first byte of the range, in the source. */
     size_t offset;
@@ -1194,21 +1223,21 @@ typedef struct pageleap_engine_use {
     size_t length;
     /* How many pages of the range this engine has moved. */
     uint64_t pages;
-    /* Why that one. Valid until the report is freed, and never NULL. */
+    /* Why this engine was taken, in words. Valid until the report is freed, and never NULL. */
     const char *why;
 } pageleap_engine_use;
 
-/* How the pages were copied that moved from one node to another. */
+/* How pages were copied from one node to another. */
 typedef struct pageleap_copy_use {
     /* sizeof(pageleap_copy_use). */
     size_t size;
-    /* The node of the frames that they left. */
+    /* The node of the old frames. */
     uint32_t from_node;
-    /* The node of the frames that they got. */
+    /* The node of the new frames. */
     uint32_t to_node;
-    /* By which loop. */
+    /* The copy loop. */
     enum pageleap_copy_loop by;
-    /* 1 if a trial in this process has found the loop and the steps to be the fastest, else 0. */
+    /* 1 if a trial in this process has found this loop with these steps to be the fastest, else 0. */
     uint32_t tried;
     /* Bytes that the loop copies at a time. */
     size_t step_bytes;
@@ -1220,12 +1249,12 @@ typedef struct pageleap_call_use {
     size_t size;
     /* The name of the call. Constant. */
     const char *name;
-    /* How often it was made in attempts and by the SIGSEGV handler; what prepares a job and what
-     * recycles frames is left out. */
+    /* The calls made by attempts and by the SIGSEGV handler. Calls that prepare a job or recycle
+     * frames do not count. */
     uint64_t count;
 } pageleap_call_use;
 
-/* Frees a report; NULL is allowed. Texts that it has given out are gone then. */
+/* Frees a report and its texts; NULL is allowed. */
 void pageleap_report_free(pageleap_report *report);
 
 /* The figures of a report. */
@@ -1253,13 +1282,13 @@ pageleap_status pageleap_report_get_call_use(const pageleap_report *report,
                                              size_t index,
                                              pageleap_call_use *call_use);
 
-/* One warning of what went less well than asked: `index` is 0 to warning_count - 1. */
+/* One warning, something that went less well than asked: `index` is 0 to warning_count - 1. */
 pageleap_status pageleap_report_get_warning(const pageleap_report *report,
                                             size_t index,
                                             pageleap_warning *warning);
 
-/* One warning, in words, of what went less well than asked: `index` is 0 to warning_count - 1;
- * NULL beyond. Valid until the report is freed. */
+/* The text of one warning: `index` is 0 to warning_count - 1; NULL beyond. Valid until the report
+ * is freed. */
 const char *pageleap_report_warning(const pageleap_report *report, size_t index);
 
 /* The report as text for people: several lines, the last without a newline. NULL for NULL. Valid
@@ -1269,16 +1298,16 @@ const char *pageleap_report_text(const pageleap_report *report);
 /* The report as one JSON object on one line; NULL for NULL. Valid until the report is freed.
  *
  * Its keys are named as the fields of pageleap_report_figures, except that page counts are in
- * "pages" ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and
- * "windows" are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs",
- * "engines", "copies" and "warnings" are arrays of what the functions above give one by one. In
- * "copies", "by" is "four-pages", "memcpy" or "words", and "tried" true or false. There "source"
- * is an object ("kind", "id"), and "reason" an object ("code", "errno", "text") or null. "calls"
- * counts system calls by name, "disturbed_copies" the copies that writes have spoilt and
- * "splits" the areas that were split (both with the engine mprotect), "windows_first" the
- * windows in which the closing thread went before others (SCHED_FIFO); "migrate_cpu_ns"
- * is the CPU time of the job's threads until the last page had moved, "recycle_cpu_ns" that of
- * recycling; each may be null. Later versions may add keys. */
+ * "pages" ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and "windows"
+ * are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs", "engines", "copies"
+ * and "warnings" are arrays with the results of the functions above. In "copies", "by" is
+ * "four-pages", "memcpy" or "words", and "tried" true or false. There "source" is an object
+ * ("kind", "id"), and "reason" an object ("code", "errno", "text") or null. "calls" counts system
+ * calls by name, "disturbed_copies" the copies that writes have spoilt and "splits" the areas that
+ * were split (both with the engine mprotect), "windows_first" the windows in which the thread that
+ * kept the area closed ran before ordinary threads (SCHED_FIFO); "migrate_cpu_ns" is the CPU time
+ * of the job's threads until the last page had moved, "recycle_cpu_ns" that of recycling; each may
+ * be null. Later versions may add keys. */
 const char *pageleap_report_json(const pageleap_report *report);
 
 /* ---- Jobs ------------------------------------------------------------------------------------ */
@@ -1287,14 +1316,14 @@ const char *pageleap_report_json(const pageleap_report *report);
 typedef enum pageleap_phase {
     /* The job moves pages. */
     PAGELEAP_MIGRATING = 0,
-    /* Pages have moved, and may be moved again or discarded. The job makes the frames that they
-     * have left ready for use again. */
+    /* Pages have moved, and may be moved again or discarded. The job makes vacated frames, which
+     * the pages have left, ready for use again. */
     PAGELEAP_RECYCLING = 1,
     /* The job has ended, and has its report. */
     PAGELEAP_FINISHED = 2,
 } pageleap_phase;
 
-/* A job: it moves pages, or has ended. */
+/* A job that moves pages, or has ended. */
 typedef struct pageleap_job pageleap_job;
 
 /* How far a job is. */
@@ -1307,7 +1336,8 @@ typedef struct pageleap_progress {
     uint64_t bytes_total;
     /* Bytes that have moved. */
     uint64_t bytes_migrated;
-    /* Bytes copied so far, including those copied in vain because they were written meanwhile. */
+    /* Bytes copied so far, including copies that are worthless because the bytes were written
+     * meanwhile. */
     uint64_t bytes_copied;
 } pageleap_progress;
 
@@ -1319,22 +1349,25 @@ typedef struct pageleap_progress {
  * PAGELEAP_BAD_ARGUMENT). Ranges must not overlap each other or those of another job that still
  * moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
  *
- * The job's threads inherit what threads inherit from the calling thread: scheduling policy and nice
- * value, affinity, memory policy and cgroup. The library changes some of it, for its own threads
+ * The job's threads inherit scheduling policy, nice value, affinity, memory policy and cgroup from
+ * the calling thread, as all threads do. The library changes some of these, for its own threads
  * only. They run on those CPUs of the destination's node on which the calling thread may run; if
- * there are none, on the calling thread's, and the report has a warning. They have another memory
- * policy only where page tables are to lie on a node. Their cgroup stays: a quota of CPU time
- * (cpu.max) that runs out holds up a job and who waits for it.
+ * there are none, they stay on the calling thread's CPUs, and the report has a warning. They have
+ * a memory policy of their own only where page tables are to lie on a node. Their cgroup stays, so
+ * a quota of CPU time (cpu.max) that runs out holds up the job, and with it the threads that wait
+ * for the job.
  *
- * If the policy or the nice value is below that of ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0), only
- * copies are made so for which nobody waits; otherwise the job's threads are ordinary ones, so that
- * threads of the program do not wait behind others for them. If the process may not raise them
- * (CAP_SYS_NICE, or an RLIMIT_NICE of 20), the report has a warning (pageleap_report_warning()),
- * and waits may take as long as others keep the job from the CPU. While threads wait for a page,
- * the job runs before ordinary threads (SCHED_FIFO) if it may (CAP_SYS_NICE or RLIMIT_RTPRIO);
- * where an area is copied meanwhile, for at most about half of the time. A real-time policy of the
- * calling thread stays as it is. A thread with SCHED_DEADLINE starts no job unless it has
- * SCHED_FLAG_RESET_ON_FORK (PAGELEAP_NO_THREAD).
+ * If the calling thread ranks below ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value
+ * above 0), only copies for which no thread waits are made at that low priority. The job does
+ * everything else at ordinary priority, because the threads of the program that wait for it would
+ * otherwise wait behind others. If the process may not raise its threads (CAP_SYS_NICE, or an
+ * RLIMIT_NICE of 20), the report has a warning (pageleap_report_warning()), and waits may take as
+ * long as others keep the job from the CPU.
+ *
+ * While threads wait for a page, the job runs before ordinary threads (SCHED_FIFO) if it may
+ * (CAP_SYS_NICE or RLIMIT_RTPRIO); where an area is copied meanwhile, for at most about half of
+ * the time. A real-time policy of the calling thread stays as it is. A thread with SCHED_DEADLINE
+ * starts no job unless it has SCHED_FLAG_RESET_ON_FORK (PAGELEAP_NO_THREAD).
  *
  * Pools may be freed while the job runs; freeing a region ends the job. The job is freed with
  * pageleap_job_free(). */
@@ -1345,39 +1378,40 @@ pageleap_status pageleap_job_start(const pageleap_range *ranges,
 
 /* Moves all these ranges in the calling thread, and gives the report, which the caller frees with
  * pageleap_report_free(). The call does what pageleap_job_start(), pageleap_job_wait() and
- * pageleap_job_free() do, but it starts no thread for the job and waits for none: of a small job that
- * is a good part. Arguments and errors are those of pageleap_job_start(). `report` may be NULL. If
- * the job was stopped, or could not move some pages, the call succeeds and the report says so.
+ * pageleap_job_free() do, but it starts no thread for the job and waits for none, which saves a
+ * good part of the time of a small job. Arguments and errors are those of pageleap_job_start().
+ * `report` may be NULL. If the job was stopped, or could not move some pages, the call succeeds
+ * and the report says so.
  *
- * While the calling thread runs the job, it blocks the signals that programs handle (not those that
- * faults raise), because a handler that touches a closed page would wait for the thread in which it
- * runs. pageleap_thread_is_ours() is true for the thread meanwhile. The thread stays on its CPUs. At
- * the end its signal mask, its priority and its memory policy are as before.
+ * While the calling thread runs the job, all signals but those of faults are blocked in it,
+ * because a handler that touches a closed page would wait for the thread in which it runs.
+ * pageleap_thread_is_ours() is true for the thread meanwhile. The thread stays on its CPUs. When
+ * the call returns, its signal mask, its priority and its memory policy are as before.
  *
- * In three cases a thread of the job runs it, and the calling thread only waits:
+ * In three cases the library starts a thread that runs the job, and the calling thread only waits:
  *
- * - Several threads copy. The field threads of pageleap_job_options says how many; 0 means several
- *   where the destination has eight CPUs or more and the ranges have 4 MB or more.
- * - The calling thread is below ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0),
- *   because a job raises such a thread; or it has SCHED_DEADLINE.
+ * - Several threads copy. The field threads of pageleap_job_options says how many. 0 means several
+ *   if the destination has eight CPUs or more and the ranges have 4 MB or more.
+ * - The calling thread ranks below ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above
+ *   0), so that the job would have to raise it; or it has SCHED_DEADLINE.
  * - The stack of the calling thread lies within 1 MB of the pages, because the thread needs its stack
  *   while pages are closed.
  *
  * Nobody has a handle to cancel the job; timeout_ns bounds it. The job waits for guards as long as
- * pin_patience_ns says, and in vain for a guard that only the calling thread would drop. Until the
- * call returns nobody may free the regions, the pools and the context that it was given. */
+ * pin_patience_ns says; it does so in vain for a guard that only the calling thread would drop.
+ * Until the call returns, no thread may free the regions, pools and context that it was given. */
 pageleap_status pageleap_job_run(const pageleap_range *ranges,
                                  size_t range_count,
                                  const pageleap_job_options *options,
                                  pageleap_report **report);
 
-/* Whether the calling thread is one of the library's: of a job, or of a pool that is being filled;
- * or a thread of the program that runs a job at the moment (pageleap_job_run()).
+/* Whether the calling thread works for a job or fills a pool: it is a thread of the library, or a
+ * thread of the program that runs a job at the moment (pageleap_job_run()).
  *
- * An allocator whose memory is a region asks this, and serves such threads from elsewhere, because
- * what they allocate must not lie in pages that they are moving. What the library allocates in any
- * other call of the program is allocated by the program's thread, for which this is false: the
- * program knows that it is in such a call.
+ * An allocator whose memory is a region asks this, and gives such threads memory from elsewhere,
+ * because their allocations must not lie in pages that they are moving. Other calls allocate in
+ * the program's thread, for which this is false: the program itself knows that it is in such a
+ * call.
  *
  * The function takes no lock and no memory, makes no system call, and leaves the thread's last error
  * as it is: it may be called from malloc() and from a signal handler. */
@@ -1387,8 +1421,8 @@ bool pageleap_thread_is_ours(void);
 pageleap_status pageleap_job_progress(const pageleap_job *job,
                                       pageleap_progress *progress);
 
-/* Asks a job to stop after the areas that are under way, and returns at once. Pages that have
- * moved stay moved, the others stay where they are, and all of them are whole. */
+/* Asks a job to stop once the areas under way have moved, and returns at once. Moved pages keep
+ * their new frames, all others their old ones, and all are whole. */
 pageleap_status pageleap_job_cancel(const pageleap_job *job);
 
 /* Whether a job has ended, so that pageleap_job_wait() returns at once. False for NULL. */
@@ -1420,14 +1454,14 @@ pageleap_status pageleap_job_wait_with_progress(const pageleap_job *job,
                                                 pageleap_report **report);
 
 /* Frees a job; NULL is allowed. If the job has not ended, it is cancelled, and the call waits
- * until its ranges are whole. No thread may use the handle from the call on. */
+ * until its ranges are whole. From the call on no thread may use the handle. */
 void pageleap_job_free(pageleap_job *job);
 
 /* ---- Memory that no pool owns ---------------------------------------------------------------- */
 
-/* Populated memory of a node, for leaps of memory that no pool owns. A leap copies into memory
- * that is already there, and populating 4 KB pages takes the time of five copies. A program that
- * wants its leaps fast takes this time beforehand. The memory that a leap takes becomes the
+/* A reserve: populated memory of a node, for leaps of memory that no pool owns. A leap copies into
+ * populated memory, and populating 4 KB pages takes the time of five copies. A program that wants
+ * fast leaps makes a reserve beforehand. The memory that a leap takes from it becomes the
  * program's. */
 typedef struct pageleap_reserve pageleap_reserve;
 
@@ -1447,15 +1481,15 @@ typedef struct pageleap_memory_range {
 typedef struct pageleap_memory_options {
     /* sizeof(pageleap_memory_options). */
     size_t size;
-    /* PAGELEAP_ENGINE_UFFD_MOVE: this one alone. Memory that it cannot move is refused, and pages
-     * that it leaves stay. PAGELEAP_ENGINE_KERNEL: the kernel moves all of it.
-     * PAGELEAP_ENGINE_AUTO: the first one where it works, and the kernel for the rest. */
+    /* The engine. PAGELEAP_ENGINE_UFFD_MOVE: only this one; memory that it cannot move is refused,
+     * and pages that it leaves stay where they are. PAGELEAP_ENGINE_KERNEL: the kernel moves
+     * everything. PAGELEAP_ENGINE_AUTO: uffd-move where it works, and the kernel for the rest. */
     uint32_t engine;
-    /* Whether pages move as well that lie on the right node already. They get other frames of
-     * it. For measurements on machines with one node. */
+    /* Whether pages that already lie on the right node move, too, to other frames of that node:
+     * for measurements on machines with one node. */
     bool renew;
-    /* Reserves from which copies take their memory, where it fits: the node, the size of pages,
-     * and while a reserve has some. The array is not needed after the call. */
+    /* Reserves from which copies take their memory, as long as a reserve of the right node and
+     * page size has some. The array is not needed after the call. */
     const pageleap_reserve *const *reserves;
     /* How many reserves there are. */
     size_t reserve_count;
@@ -1475,37 +1509,39 @@ pageleap_status pageleap_reserve_new(uint32_t node,
                                      uint32_t page_size,
                                      pageleap_reserve **reserve);
 
-/* Bytes that leaps can still take; 0 for NULL. */
+/* The bytes of a reserve that leaps can still take; 0 for NULL. */
 size_t pageleap_reserve_free_bytes(const pageleap_reserve *reserve);
 
-/* Populates anew what leaps have taken. No job may use the reserve. */
+/* Populates as much memory as leaps have taken from the reserve. No job may use it meanwhile. */
 pageleap_status pageleap_reserve_refill(const pageleap_reserve *reserve);
 
-/* Frees a reserve; NULL is allowed. Jobs that use it go on, and have what they have taken. */
+/* Frees a reserve; NULL is allowed. Jobs that use it go on, and keep the memory that they have
+ * taken. */
 void pageleap_reserve_free(pageleap_reserve *reserve);
 
-/* Starts a job that moves memory that no pool owns: what malloc() and mmap() have given. The
- * addresses stay, and the program goes on. The call returns at once. `options` may be NULL. If the
- * call fails, no page has moved. The job is freed with pageleap_job_free().
+/* Starts a job that moves memory that no pool owns: memory of malloc() and mmap(). The addresses
+ * stay, and the program goes on. The call returns at once. `options` may be NULL. If the call
+ * fails, no page has moved. The job is freed with pageleap_job_free().
  *
  * Private anonymous memory moves in place by the engine uffd-move (Linux 6.8, and a userfaultfd
  * as for the engine precopy). Everything else in the ranges, and all of it where that engine does
  * not work, moves by the kernel (move_pages(2)): files, shared memory, hugetlb pages, memory that
  * cannot be written.
  *
- * The program promises, until the job has ended: nobody frees, reallocates, unmaps, remaps or
- * protects the ranges, and nobody makes a child by the bare system call (fork(), vfork() and
- * posix_spawn() may be used). Ranges are memory of the program's own: what else lies in the same
- * heap may come and go. The ranges have no mutexes with priority inheritance, no word for
+ * The program promises, until the job has ended: no thread frees, reallocates, unmaps, remaps or
+ * protects the ranges, and none makes a child by the bare system call (fork(), vfork() and
+ * posix_spawn() may be used). Ranges contain allocations of the program only; other allocations of
+ * the same heap may come and go. The ranges have no mutexes with priority inheritance, no word for
  * FUTEX_WAKE_OP, and no memory of the library such as a reserve, and no O_DIRECT read of a network
  * file system into them is under way. Everything else is allowed: loads, stores, system calls that
  * read and write the memory, madvise(MADV_DONTNEED), threads that begin and end. Pages that are
- * pinned for I/O stay where they are, and so do pages that a child shares. No thread may end whose
- * stack, thread-local memory or held robust mutexes lie in the ranges.
+ * pinned for I/O stay where they are, and so do pages that a child shares. A thread whose stack,
+ * thread-local memory or held robust mutexes lie in the ranges must not end.
  *
- * The job's threads are ordinary ones, also if the calling thread has a lower priority, as far as
- * the process may raise them: threads wait for their calls. All else they inherit as those of
- * pageleap_job_start() do; those that move in place run on CPUs of the destination's node.
+ * The job's threads have ordinary priority even if the calling thread has a lower one, as far as
+ * the process may raise it, because threads of the program wait for their calls. Everything else
+ * they inherit as the threads of pageleap_job_start() do. Threads that move pages in place run on
+ * CPUs of the destination's node.
  *
  * PAGELEAP_BAD_ARGUMENT: a range has no whole page, a hole, a stack, memory of a region, or memory
  * that the allocator hands out to others; or ranges overlap. PAGELEAP_ENGINE_REFUSED: the engine
@@ -1523,20 +1559,21 @@ pageleap_status pageleap_leap_memory(const pageleap_memory_range *ranges,
  * MPOL_MF_MOVE (2), or MPOL_MF_MOVE_ALL (4) to move pages as well that are mapped more than once
  * (needs CAP_SYS_NICE). The memory need not belong to a region.
  *
- * The difference: no page stays because another one did, status[i] is true for each page in any
- * case, and calls to the kernel are so short (20 ms) that the process is not stuck. Pages that are
- * in use are tried four times. A node is not filled beyond its high watermark and a reserve, so
- * that nothing of others is dropped or swapped for it.
+ * The differences from these two: a page that cannot move does not keep others from moving,
+ * status[i] is right for each page in any case, and single calls to the kernel take about 20 ms,
+ * so that the process is not stuck for long. Pages that are in use are tried four times. A node is
+ * not filled beyond its high watermark and a reserve, because the kernel would drop or swap out
+ * memory of other programs for it.
  *
  * status[i] becomes the node on which the page lies, or a negated errno: -ENOENT no page is
- * present; -EFAULT nothing is mapped, or it is the kernel's page of zeros; -EACCES the page is
- * mapped more than once, or the cpuset of the process forbids the node; -EBUSY it is in use
- * (pinned, locked, being written back); -ENOMEM the node has no room; -ENODEV there is no such
- * node; -ESRCH the process ended meanwhile. `status` may be NULL.
+ * present; -EFAULT nothing is mapped, or it is the kernel's zero page; -EACCES the page is mapped
+ * more than once, or the cpuset of the process forbids the node; -EBUSY it is in use (pinned,
+ * locked, being written back); -ENOMEM the node has no room; -ENODEV there is no such node; -ESRCH
+ * the process ended meanwhile. `status` may be NULL.
  *
  * Returns how many pages were present and have not moved to their nodes, at most INT_MAX, and 0
- * where `nodes` is NULL. A node that there is not counts here too, where the kernel's call fails
- * with ENODEV. Returns -1 if nothing could be done: errno says why, and
+ * where `nodes` is NULL. Pages for a node that does not exist count here, too; the kernel's call
+ * would fail with ENODEV. Returns -1 if nothing could be done: errno says why, and
  * pageleap_last_error() says it in words. */
 int pageleap_move_pages(int pid,
                         unsigned long count,

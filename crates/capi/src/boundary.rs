@@ -1,5 +1,9 @@
-//! What every function does with the values that C passes. Pointers are checked, structures may be
-//! of older or newer headers, and panics end here.
+//! The boundary to C: arguments become Rust values, results become C values, and panics end here.
+//!
+//! Each exported function runs its body in [`run`] or [`value`], which catch panics and keep the
+//! error of the calling thread. Pointers are checked for NULL before they are used. A structure
+//! begins with its size ([`Grows`]), because the header that a program was compiled with may be
+//! older or newer than the library; [`read`] and [`write`] copy the fields that both have.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::{MaybeUninit, size_of};
@@ -9,19 +13,20 @@ use pageleap::Error;
 
 use crate::status::{note, note_defect, pageleap_status};
 
-/// A `bool` of a structure, which is `bool` in the header. A program in another language may
-/// store any value in it.
+/// A field of a structure that is `bool` in the header. It is a byte here, because a program in
+/// another language may store any value in it, and a Rust `bool` has only two.
 #[allow(non_camel_case_types)]
 pub(crate) type flag = u8;
 
-/// Runs the body of a function, which gives `Result<(), Error>`.
+/// Runs the body of an exported function, a block of type `Result<(), Error>`, in [`run`].
 macro_rules! boundary {
     ($body:block) => {
         $crate::boundary::run(|| -> Result<(), ::pageleap::Error> { $body })
     };
 }
 
-/// Runs the body of a function, and keeps its error for the thread.
+/// Runs the body of an exported function and returns its status. An error is kept for the calling
+/// thread; a panic becomes PAGELEAP_DEFECT.
 pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> pageleap_status {
     let _uncancelled = Uncancelled::new();
     let ended = catch_unwind(AssertUnwindSafe(|| match body() {
@@ -34,8 +39,9 @@ pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> pageleap_status {
     })
 }
 
-/// Holds `pthread_cancel` back while Rust runs, because it must not unwind through Rust. It
-/// takes effect afterwards.
+/// Disables cancellation of the calling thread (`pthread_setcancelstate`) while Rust runs, because
+/// a cancelled thread is unwound, and that must not pass through Rust. A `pthread_cancel` that
+/// comes meanwhile takes effect afterwards.
 struct Uncancelled(c_int);
 
 unsafe extern "C" {
@@ -54,12 +60,13 @@ impl Uncancelled {
 
 impl Drop for Uncancelled {
     fn drop(&mut self) {
-        // SAFETY: as above. Enabling it is not a cancellation point.
+        // SAFETY: as above. Enabling cancellation is not a cancellation point.
         unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
     }
 }
 
-/// Runs the body of a function that returns a value; returns `otherwise` if the body fails.
+/// Runs the body of an exported function that returns a value instead of a status. The value is
+/// `otherwise` if the body fails.
 pub(crate) fn value<T>(otherwise: T, body: impl FnOnce() -> Result<T, Error>) -> T {
     let mut result = otherwise;
     run(|| {
@@ -74,7 +81,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// The error of an argument that is not possible.
+/// The error of an invalid argument: PAGELEAP_BAD_ARGUMENT.
 pub(crate) fn bad(
     what: &'static str,
     reason: impl Into<String>,
@@ -87,17 +94,17 @@ fn null(what: &'static str) -> Error {
     bad(what, "it is NULL", "pass a pointer")
 }
 
-/// What a handle points to.
+/// The object behind a handle, or the error if the handle is NULL.
 ///
 /// # Safety
-/// A pointer that is not NULL is one that this library has given out as such, and not
-/// freed.
+/// `pointer` is NULL, or a handle of this type that the library has given out and nobody has freed.
 pub(crate) unsafe fn handle<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a T, Error> {
     // SAFETY: forwarded to the caller.
     unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
 }
 
-/// Sets the place for what a function gives out to NULL, before anything else can fail.
+/// Sets the pointer through which a function gives out a handle or an address to NULL, before
+/// anything else can fail. So a program never sees an old value after a failure.
 ///
 /// # Safety
 /// A pointer that is not NULL may be written to.
@@ -108,7 +115,8 @@ pub(crate) unsafe fn nothing_yet<T>(out: *mut *mut T) {
     }
 }
 
-/// Gives out a value behind a handle. If `out` is NULL, makes nothing.
+/// Gives out a new value behind a handle: boxes it, and writes the pointer to `out`. If `out` is
+/// NULL, that is the error, and `make` is not called.
 ///
 /// # Safety
 /// A pointer that is not NULL may be written to.
@@ -126,21 +134,21 @@ pub(crate) unsafe fn give<T>(
     Ok(())
 }
 
-/// Drops what a handle points to; does nothing if it is NULL.
+/// Drops the object behind a handle; does nothing if the handle is NULL.
 ///
 /// # Safety
-/// As [`handle`], and nothing uses the handle any more.
+/// As for [`handle`], and no thread uses the handle any more.
 pub(crate) unsafe fn free<T>(pointer: *mut T) {
     if !pointer.is_null() {
         run(|| {
-            // SAFETY: `give` has made it of a box.
+            // SAFETY: `give` has made the pointer of a box, and no thread uses it any more.
             drop(unsafe { Box::from_raw(pointer) });
             Ok(())
         });
     }
 }
 
-/// Writes a plain value.
+/// Writes a plain value to `out`, or gives the error if `out` is NULL.
 ///
 /// # Safety
 /// A pointer that is not NULL may be written to.
@@ -155,10 +163,10 @@ pub(crate) unsafe fn put<T>(out: *mut T, value: T, what: &'static str) -> Result
     }
 }
 
-/// Text that a program has passed.
+/// A string that a program has passed, in UTF-8; an error if it is NULL or something else.
 ///
 /// # Safety
-/// A pointer that is not NULL points to a string.
+/// A pointer that is not NULL points to a string that ends with a NUL.
 pub(crate) unsafe fn string<'a>(text: *const c_char, what: &'static str) -> Result<&'a str, Error> {
     if text.is_null() {
         return Err(null(what));
@@ -168,7 +176,7 @@ pub(crate) unsafe fn string<'a>(text: *const c_char, what: &'static str) -> Resu
     text.to_str().map_err(|_| bad(what, "it is not UTF-8", "pass text in UTF-8"))
 }
 
-/// An array that a program has passed.
+/// An array that a program has passed. With a count of 0 the pointer may be NULL.
 ///
 /// # Safety
 /// A pointer that is not NULL points to `count` values.
@@ -218,19 +226,21 @@ pub(crate) unsafe fn list<T: Copy>(
 /// A structure whose first field is its size, so that later versions can append fields to it.
 ///
 /// # Safety
-/// It is `repr(C)`, its first field is a `usize`, all bytes are values of its numbers, and null is
-/// one of its pointers. It ends where its last field does: what a later version appends must not
-/// lie where an earlier one had nothing.
+/// The type is `repr(C)`, and its first field is a `usize`. Every bit pattern is a value of its
+/// numbers, and null is a value of its pointers. It has no padding behind its last field: a later
+/// version appends a field there, and would read the padding, which an older program has not set.
 pub(crate) unsafe trait Grows: Copy {
-    /// Its size in the first version that had it: nobody has a smaller one.
+    /// Its size in bytes in the first version of the header that had it: no program has a smaller
+    /// one.
     const FIRST_SIZE: usize;
 }
 
 /// Declares that a structure [`Grows`], with its size in the first version and its last field.
 macro_rules! grows {
     ($name:ty, $size:literal, $last:ident) => {
-        // SAFETY: asserted, as far as it can be; the structures of this crate have numbers,
-        // enumerations of which 0 is a value, and pointers.
+        // SAFETY: the code below asserts the end and the size. The structures of this crate have
+        // numbers, pointers, and, where the library fills them in, enumerations of which 0 is a
+        // value.
         unsafe impl $crate::boundary::Grows for $name {
             const FIRST_SIZE: usize = {
                 const fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
@@ -247,7 +257,7 @@ macro_rules! grows {
     };
 }
 
-/// The size that a program has set in its structure.
+/// The size that a program has set in its structure, or the error if no version had such a size.
 ///
 /// # Safety
 /// `pointer` points to at least a `usize`.
@@ -267,8 +277,9 @@ unsafe fn size_of_theirs<T: Grows>(pointer: *const T) -> Result<usize, Error> {
     Ok(size)
 }
 
-/// Reads a structure of a program, whose header may be older or newer. Fields that it does not
-/// have are 0.
+/// Reads a structure of a program, whose header may be older or newer; `None` for NULL. Fields that
+/// an older header lacks are 0. Fields that only a newer header has must be 0, else the structure
+/// is refused (PAGELEAP_UNSUPPORTED).
 ///
 /// # Safety
 /// A pointer that is not NULL points to a structure of the size that it says.
@@ -280,9 +291,9 @@ pub(crate) unsafe fn read<T: Grows>(pointer: *const T) -> Result<Option<T>, Erro
     let theirs = unsafe { size_of_theirs(pointer) }?;
     let mut ours = MaybeUninit::<T>::zeroed();
     let shared = theirs.min(size_of::<T>());
-    // SAFETY: both have so many bytes.
+    // SAFETY: both structures have at least `shared` bytes.
     unsafe { ours.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(pointer.cast(), shared) };
-    // SAFETY: theirs has so many bytes.
+    // SAFETY: the structure of the program has `theirs` bytes.
     let rest =
         unsafe { std::slice::from_raw_parts(pointer.cast::<u8>().add(shared), theirs - shared) };
     if rest.iter().any(|byte| *byte != 0) {
@@ -293,13 +304,13 @@ pub(crate) unsafe fn read<T: Grows>(pointer: *const T) -> Result<Option<T>, Erro
             remedy: "use a newer libpageleap, or leave these fields 0",
         });
     }
-    // SAFETY: all zero is a value, and what was copied is the program's; fields are plain numbers
-    // and pointers.
+    // SAFETY: each byte was set, to 0 or to that of the program, and every bit pattern is a value
+    // of the fields ([`Grows`]).
     Ok(Some(unsafe { ours.assume_init() }))
 }
 
-/// Fills a structure of a program, whose header may be older or newer, and keeps its size.
-/// Fields that this version does not know become 0.
+/// Fills in a structure of a program, whose header may be older or newer. The size stays as the
+/// program has set it. Fields that this version does not know become 0.
 ///
 /// # Safety
 /// A pointer that is not NULL points to a structure of the size that it says.
@@ -310,7 +321,7 @@ pub(crate) unsafe fn write<T: Grows>(pointer: *mut T, value: T) -> Result<(), Er
     // SAFETY: forwarded to the caller.
     let theirs = unsafe { size_of_theirs(pointer) }?;
     let (first, shared) = (size_of::<usize>(), theirs.min(size_of::<T>()));
-    // SAFETY: both have so many bytes.
+    // SAFETY: both structures have at least `shared` bytes, and that of the program has `theirs`.
     unsafe {
         let (to, from) = (pointer.cast::<u8>(), (&raw const value).cast::<u8>());
         to.add(first).copy_from_nonoverlapping(from.add(first), shared - first);
@@ -319,8 +330,9 @@ pub(crate) unsafe fn write<T: Grows>(pointer: *mut T, value: T) -> Result<(), Er
     Ok(())
 }
 
-/// Reads the structures of an array one after the other. A program may have an older or newer
-/// header, so each says how far the next one is.
+/// Calls `body` with each structure of an array. The distance from one to the next is the size that
+/// each of them states, because the header of the program may be older or newer. Different sizes
+/// are an error.
 ///
 /// # Safety
 /// A pointer that is not NULL points to `count` structures of the size that they say.
@@ -332,7 +344,7 @@ pub(crate) unsafe fn each<T: Grows>(
 ) -> Result<(), Error> {
     let (mut next, mut first_size) = (first, None);
     for _ in 0..count {
-        // SAFETY: forwarded to the caller: each begins with its size, whatever that is.
+        // SAFETY: forwarded to the caller: each structure begins with its size.
         let size = *unsafe { handle(next.cast::<usize>(), what)? };
         if *first_size.get_or_insert(size) != size {
             let reason = format!("one has the size {size}, the first another");
@@ -340,7 +352,7 @@ pub(crate) unsafe fn each<T: Grows>(
         }
         // SAFETY: forwarded to the caller.
         body(&unsafe { read(next) }?.expect("it is not NULL"))?;
-        // SAFETY: elements are as far apart as each of them says.
+        // SAFETY: the next element begins `size` bytes behind this one.
         next = unsafe { next.byte_add(size) };
     }
     Ok(())
@@ -382,7 +394,7 @@ mod tests {
             assert!(matches!(read((&raw const new).cast::<Old>()), Err(Error::Unsupported { .. })));
             write((&raw mut new).cast::<Old>(), Old { size: 0, first: 9 }).unwrap();
             assert_eq!(new, New { size: size_of::<New>(), first: 9, second: 0 });
-            // What lies behind an old structure is not touched.
+            // Memory behind an old structure is not touched.
             let mut pair = [Old { size: size_of::<Old>(), first: 1 }, Old { size: 3, first: 3 }];
             write(pair.as_mut_ptr().cast::<New>(), New { size: 0, first: 5, second: 6 }).unwrap();
             assert_eq!(pair, [Old { size: size_of::<Old>(), first: 5 }, Old { size: 3, first: 3 }]);

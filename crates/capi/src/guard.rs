@@ -1,4 +1,4 @@
-//! Guards.
+//! Guards keep pages of a region in their frames while a device uses these frames.
 
 use pageleap::PinGuard;
 
@@ -9,12 +9,14 @@ use crate::status::pageleap_status;
 /// A guard: keeps pages of a region in their frames.
 pub struct pageleap_guard(#[allow(dead_code, reason = "dropping it is its use")] PinGuard);
 
-/// Makes a guard, which keeps the pages of a part in their frames until it is dropped. Drivers
-/// of devices need one from before the submission until after the completion or unregistration
-/// of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice, process_vm_writev, or registered io_uring buffers,
-/// in either direction. The part may be any bytes that have memory; the guard is on the pages
-/// that they touch. The call returns once no job moves these pages. Jobs move everything else
-/// meanwhile. Guards may overlap.
+/// Makes a guard, which keeps the pages of a part of a region in their frames until
+/// pageleap_guard_drop(). Hold a guard as long as a device, or the kernel for a device, may use the
+/// frames: from before the submission of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice or
+/// process_vm_writev until after its completion, and from before the registration of an io_uring
+/// buffer until after its unregistration, in either direction. Once such a page is pinned, its
+/// frame is used directly, whatever the page tables say, and no engine can notice the writes. The
+/// part may be any bytes that have memory; the guard is on the pages that they touch. The call
+/// returns once no job moves these pages. Jobs move everything else meanwhile. Guards may overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_pin(
     region: *const pageleap_region,

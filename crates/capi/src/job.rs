@@ -1,4 +1,4 @@
-//! Running jobs.
+//! Jobs: starting, waiting, progress, cancelling.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
@@ -13,7 +13,7 @@ use crate::region::bytes;
 use crate::report::pageleap_report;
 use crate::status::pageleap_status;
 
-/// A job: it moves pages, or has ended.
+/// A job that moves pages, or has ended.
 pub struct pageleap_job(pub(crate) Job);
 
 /// Starts a job that moves all these ranges while the program goes on. The call returns at once,
@@ -24,22 +24,25 @@ pub struct pageleap_job(pub(crate) Job);
 /// PAGELEAP_BAD_ARGUMENT). Ranges must not overlap each other or those of another job that still
 /// moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
 ///
-/// The job's threads inherit what threads inherit from the calling thread: scheduling policy and nice
-/// value, affinity, memory policy and cgroup. The library changes some of it, for its own threads
+/// The job's threads inherit scheduling policy, nice value, affinity, memory policy and cgroup from
+/// the calling thread, as all threads do. The library changes some of these, for its own threads
 /// only. They run on those CPUs of the destination's node on which the calling thread may run; if
-/// there are none, on the calling thread's, and the report has a warning. They have another memory
-/// policy only where page tables are to lie on a node. Their cgroup stays: a quota of CPU time
-/// (cpu.max) that runs out holds up a job and who waits for it.
+/// there are none, they stay on the calling thread's CPUs, and the report has a warning. They have
+/// a memory policy of their own only where page tables are to lie on a node. Their cgroup stays, so
+/// a quota of CPU time (cpu.max) that runs out holds up the job, and with it the threads that wait
+/// for the job.
 ///
-/// If the policy or the nice value is below that of ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0), only
-/// copies are made so for which nobody waits; otherwise the job's threads are ordinary ones, so that
-/// threads of the program do not wait behind others for them. If the process may not raise them
-/// (CAP_SYS_NICE, or an RLIMIT_NICE of 20), the report has a warning (pageleap_report_warning()),
-/// and waits may take as long as others keep the job from the CPU. While threads wait for a page,
-/// the job runs before ordinary threads (SCHED_FIFO) if it may (CAP_SYS_NICE or RLIMIT_RTPRIO);
-/// where an area is copied meanwhile, for at most about half of the time. A real-time policy of the
-/// calling thread stays as it is. A thread with SCHED_DEADLINE starts no job unless it has
-/// SCHED_FLAG_RESET_ON_FORK (PAGELEAP_NO_THREAD).
+/// If the calling thread ranks below ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value
+/// above 0), only copies for which no thread waits are made at that low priority. The job does
+/// everything else at ordinary priority, because the threads of the program that wait for it would
+/// otherwise wait behind others. If the process may not raise its threads (CAP_SYS_NICE, or an
+/// RLIMIT_NICE of 20), the report has a warning (pageleap_report_warning()), and waits may take as
+/// long as others keep the job from the CPU.
+///
+/// While threads wait for a page, the job runs before ordinary threads (SCHED_FIFO) if it may
+/// (CAP_SYS_NICE or RLIMIT_RTPRIO); where an area is copied meanwhile, for at most about half of
+/// the time. A real-time policy of the calling thread stays as it is. A thread with SCHED_DEADLINE
+/// starts no job unless it has SCHED_FLAG_RESET_ON_FORK (PAGELEAP_NO_THREAD).
 ///
 /// Pools may be freed while the job runs; freeing a region ends the job. The job is freed with
 /// pageleap_job_free().
@@ -62,27 +65,28 @@ pub unsafe extern "C" fn pageleap_job_start(
 
 /// Moves all these ranges in the calling thread, and gives the report, which the caller frees with
 /// pageleap_report_free(). The call does what pageleap_job_start(), pageleap_job_wait() and
-/// pageleap_job_free() do, but it starts no thread for the job and waits for none: of a small job that
-/// is a good part. Arguments and errors are those of pageleap_job_start(). `report` may be NULL. If
-/// the job was stopped, or could not move some pages, the call succeeds and the report says so.
+/// pageleap_job_free() do, but it starts no thread for the job and waits for none, which saves a
+/// good part of the time of a small job. Arguments and errors are those of pageleap_job_start().
+/// `report` may be NULL. If the job was stopped, or could not move some pages, the call succeeds
+/// and the report says so.
 ///
-/// While the calling thread runs the job, it blocks the signals that programs handle (not those that
-/// faults raise), because a handler that touches a closed page would wait for the thread in which it
-/// runs. pageleap_thread_is_ours() is true for the thread meanwhile. The thread stays on its CPUs. At
-/// the end its signal mask, its priority and its memory policy are as before.
+/// While the calling thread runs the job, all signals but those of faults are blocked in it,
+/// because a handler that touches a closed page would wait for the thread in which it runs.
+/// pageleap_thread_is_ours() is true for the thread meanwhile. The thread stays on its CPUs. When
+/// the call returns, its signal mask, its priority and its memory policy are as before.
 ///
-/// In three cases a thread of the job runs it, and the calling thread only waits:
+/// In three cases the library starts a thread that runs the job, and the calling thread only waits:
 ///
-/// - Several threads copy. The field threads of pageleap_job_options says how many; 0 means several
-///   where the destination has eight CPUs or more and the ranges have 4 MB or more.
-/// - The calling thread is below ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0),
-///   because a job raises such a thread; or it has SCHED_DEADLINE.
+/// - Several threads copy. The field threads of pageleap_job_options says how many. 0 means several
+///   if the destination has eight CPUs or more and the ranges have 4 MB or more.
+/// - The calling thread ranks below ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above
+///   0), so that the job would have to raise it; or it has SCHED_DEADLINE.
 /// - The stack of the calling thread lies within 1 MB of the pages, because the thread needs its stack
 ///   while pages are closed.
 ///
 /// Nobody has a handle to cancel the job; timeout_ns bounds it. The job waits for guards as long as
-/// pin_patience_ns says, and in vain for a guard that only the calling thread would drop. Until the
-/// call returns nobody may free the regions, the pools and the context that it was given.
+/// pin_patience_ns says; it does so in vain for a guard that only the calling thread would drop.
+/// Until the call returns, no thread may free the regions, pools and context that it was given.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_run(
     ranges: *const pageleap_range,
@@ -138,13 +142,13 @@ unsafe fn migration<'a>(
     }
 }
 
-/// Whether the calling thread is one of the library's: of a job, or of a pool that is being filled;
-/// or a thread of the program that runs a job at the moment (pageleap_job_run()).
+/// Whether the calling thread works for a job or fills a pool: it is a thread of the library, or a
+/// thread of the program that runs a job at the moment (pageleap_job_run()).
 ///
-/// An allocator whose memory is a region asks this, and serves such threads from elsewhere, because
-/// what they allocate must not lie in pages that they are moving. What the library allocates in any
-/// other call of the program is allocated by the program's thread, for which this is false: the
-/// program knows that it is in such a call.
+/// An allocator whose memory is a region asks this, and gives such threads memory from elsewhere,
+/// because their allocations must not lie in pages that they are moving. Other calls allocate in
+/// the program's thread, for which this is false: the program itself knows that it is in such a
+/// call.
 ///
 /// The function takes no lock and no memory, makes no system call, and leaves the thread's last error
 /// as it is: it may be called from malloc() and from a signal handler.
@@ -159,8 +163,8 @@ pub extern "C" fn pageleap_thread_is_ours() -> bool {
 pub enum pageleap_phase {
     /// The job moves pages.
     PAGELEAP_MIGRATING = 0,
-    /// Pages have moved, and may be moved again or discarded. The job makes the frames that they
-    /// have left ready for use again.
+    /// Pages have moved, and may be moved again or discarded. The job makes vacated frames, which
+    /// the pages have left, ready for use again.
     PAGELEAP_RECYCLING = 1,
     /// The job has ended, and has its report.
     PAGELEAP_FINISHED = 2,
@@ -178,7 +182,8 @@ pub struct pageleap_progress {
     pub bytes_total: u64,
     /// Bytes that have moved.
     pub bytes_migrated: u64,
-    /// Bytes copied so far, including those copied in vain because they were written meanwhile.
+    /// Bytes copied so far, including copies that are worthless because the bytes were written
+    /// meanwhile.
     pub bytes_copied: u64,
 }
 grows!(pageleap_progress, 40, bytes_copied);
@@ -210,8 +215,8 @@ pub unsafe extern "C" fn pageleap_job_progress(
     })
 }
 
-/// Asks a job to stop after the areas that are under way, and returns at once. Pages that have
-/// moved stay moved, the others stay where they are, and all of them are whole.
+/// Asks a job to stop once the areas under way have moved, and returns at once. Moved pages keep
+/// their new frames, all others their old ones, and all are whole.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_cancel(job: *const pageleap_job) -> pageleap_status {
     boundary!({
@@ -306,8 +311,8 @@ pub unsafe extern "C" fn pageleap_job_wait_with_progress(
             let mut wanted =
                 libc::pollfd { fd: of.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
             let interval_ms = interval_ms.clamp(1, i32::MAX as u32);
-            // A signal only makes the next call come early.
-            // SAFETY: one descriptor, which lives as long as the job.
+            // A signal ends `poll` early (EINTR), which only makes the next call of the callback
+            // come early.
             let woken = unsafe { libc::poll(&mut wanted, 1, interval_ms as c_int) };
             let refused = std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
             if woken > 0 || woken < 0 && refused {
@@ -322,8 +327,9 @@ pub unsafe extern "C" fn pageleap_job_wait_with_progress(
     })
 }
 
-/// Waits where `poll` cannot: the process may open no file at all (RLIMIT_NOFILE), or other code has
-/// closed the descriptor. Comes back at once if the job has ended.
+/// Waits for `ms` milliseconds, or until the job has ended, without its descriptor. `poll` fails if
+/// the process may open no file at all (RLIMIT_NOFILE), and is of no use if other code has closed
+/// the descriptor.
 fn look_now_and_then(job: &Job, ms: u32) {
     let end = Instant::now() + Duration::from_millis(ms.into());
     while !job.is_finished() && Instant::now() < end {
@@ -332,14 +338,14 @@ fn look_now_and_then(job: &Job, ms: u32) {
 }
 
 impl pageleap_status {
-    /// Goes on if all is well.
+    /// Calls `next` if this is PAGELEAP_OK.
     fn and_then(self, next: impl FnOnce() -> pageleap_status) -> pageleap_status {
         if self == pageleap_status::PAGELEAP_OK { next() } else { self }
     }
 }
 
 /// Frees a job; NULL is allowed. If the job has not ended, it is cancelled, and the call waits
-/// until its ranges are whole. No thread may use the handle from the call on.
+/// until its ranges are whole. From the call on no thread may use the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_free(job: *mut pageleap_job) {
     // SAFETY: forwarded to the caller.

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int};
 use crate::boundary::write;
 use crate::status::{Last, last, pageleap_status};
 
-/// An error in parts.
+/// An error, with its parts in fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_error {
@@ -39,8 +39,8 @@ pub extern "C" fn pageleap_last_error() -> *const c_char {
     last(|last| last.message.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Fills in `error` with the last error of this thread. The status returned is that of this
-/// call: PAGELEAP_OK if `error` was filled in, whatever the last error was.
+/// Fills in `error` with the last error of this thread. The returned status is that of this call
+/// and not the last error: PAGELEAP_OK means that `error` was filled in.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_last_error_detail(error: *mut pageleap_error) -> pageleap_status {
     boundary!({

@@ -1,15 +1,16 @@
-//! The C interface. `cargo xtask header` makes `include/pageleap.h` of the comments and items of
-//! these modules, in the order that `xtask/src/header.rs` gives. `opening.h` has the text that
-//! holds for all functions.
+//! The C interface of pageleap. `cargo xtask header` makes `include/pageleap.h` of the items of
+//! these modules and their doc comments, in the order that `xtask/src/header.rs` gives. `opening.h`
+//! is the head of that header: its first comment has the rules that hold for all functions.
 //!
-//! Every function catches panics, checks its pointers for NULL, and keeps the text of an error for
-//! the calling thread. Numbers that stand for names (engines, page sizes) are plain integers here,
-//! because a C program may pass any number.
+//! Each function calls one function of the library. On the way it catches panics, checks pointers
+//! for NULL, and keeps the text of an error for the calling thread (`boundary`). A C program may
+//! pass any number for an engine or a page size, and a Rust enumeration of a number without a
+//! variant is undefined behaviour. So these arguments are plain integers here.
 
 #![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 #![allow(non_camel_case_types)]
-// The comments are written for C: a function's comment and the header's first one say what a caller
-// has to keep to, as `# Safety` would.
+// The doc comments are written for C programmers. They and the first comment of the header state
+// the rules for callers, so there are no `# Safety` sections.
 #![allow(clippy::missing_safety_doc)]
 
 #[macro_use]
@@ -31,7 +32,8 @@ pub mod status;
 pub mod topology;
 pub mod warning;
 
-/// All functions may be called from any thread, several at a time, also on the same handle.
+/// Asserts that all handles are `Send` and `Sync`, because any thread may call any function,
+/// several at a time, also on the same handle.
 const _: () = {
     const fn any_thread<T: Send + Sync>() {}
     any_thread::<topology::pageleap_topology>();

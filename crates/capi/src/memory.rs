@@ -1,4 +1,5 @@
-//! Memory that no pool owns.
+//! Leaps of memory that no pool owns: memory of malloc() and mmap(), with reserves that make such
+//! leaps fast.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,9 +13,9 @@ use crate::migration::{memory_engine, unless_0};
 use crate::placement::{pageleap_placement, placement};
 use crate::status::pageleap_status;
 
-/// Populated memory of a node, for leaps of memory that no pool owns. A leap copies into memory
-/// that is already there, and populating 4 KB pages takes the time of five copies. A program that
-/// wants its leaps fast takes this time beforehand. The memory that a leap takes becomes the
+/// A reserve: populated memory of a node, for leaps of memory that no pool owns. A leap copies into
+/// populated memory, and populating 4 KB pages takes the time of five copies. A program that wants
+/// fast leaps makes a reserve beforehand. The memory that a leap takes from it becomes the
 /// program's.
 pub struct pageleap_reserve(Arc<Reserve>);
 
@@ -37,14 +38,14 @@ pub unsafe extern "C" fn pageleap_reserve_new(
     })
 }
 
-/// Bytes that leaps can still take; 0 for NULL.
+/// The bytes of a reserve that leaps can still take; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_reserve_free_bytes(reserve: *const pageleap_reserve) -> usize {
     // SAFETY: forwarded to the caller.
     value(0, || Ok(unsafe { handle(reserve, "reserve") }?.0.free_bytes()))
 }
 
-/// Populates anew what leaps have taken. No job may use the reserve.
+/// Populates as much memory as leaps have taken from the reserve. No job may use it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_reserve_refill(
     reserve: *const pageleap_reserve,
@@ -53,7 +54,8 @@ pub unsafe extern "C" fn pageleap_reserve_refill(
     boundary!({ unsafe { handle(reserve, "reserve") }?.0.refill() })
 }
 
-/// Frees a reserve; NULL is allowed. Jobs that use it go on, and have what they have taken.
+/// Frees a reserve; NULL is allowed. Jobs that use it go on, and keep the memory that they have
+/// taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_reserve_free(reserve: *mut pageleap_reserve) {
     // SAFETY: forwarded to the caller.
@@ -81,15 +83,15 @@ grows!(pageleap_memory_range, 32, place);
 pub struct pageleap_memory_options {
     /// sizeof(pageleap_memory_options).
     pub size: usize,
-    /// PAGELEAP_ENGINE_UFFD_MOVE: this one alone. Memory that it cannot move is refused, and pages
-    /// that it leaves stay. PAGELEAP_ENGINE_KERNEL: the kernel moves all of it.
-    /// PAGELEAP_ENGINE_AUTO: the first one where it works, and the kernel for the rest.
+    /// The engine. PAGELEAP_ENGINE_UFFD_MOVE: only this one; memory that it cannot move is refused,
+    /// and pages that it leaves stay where they are. PAGELEAP_ENGINE_KERNEL: the kernel moves
+    /// everything. PAGELEAP_ENGINE_AUTO: uffd-move where it works, and the kernel for the rest.
     pub engine: u32,
-    /// Whether pages move as well that lie on the right node already. They get other frames of
-    /// it. For measurements on machines with one node.
+    /// Whether pages that already lie on the right node move, too, to other frames of that node:
+    /// for measurements on machines with one node.
     pub renew: flag,
-    /// Reserves from which copies take their memory, where it fits: the node, the size of pages,
-    /// and while a reserve has some. The array is not needed after the call.
+    /// Reserves from which copies take their memory, as long as a reserve of the right node and
+    /// page size has some. The array is not needed after the call.
     pub reserves: *const *const pageleap_reserve,
     /// How many reserves there are.
     pub reserve_count: usize,
@@ -103,28 +105,29 @@ pub struct pageleap_memory_options {
 }
 grows!(pageleap_memory_options, 56, rate_limit_bytes_per_s);
 
-/// Starts a job that moves memory that no pool owns: what malloc() and mmap() have given. The
-/// addresses stay, and the program goes on. The call returns at once. `options` may be NULL. If the
-/// call fails, no page has moved. The job is freed with pageleap_job_free().
+/// Starts a job that moves memory that no pool owns: memory of malloc() and mmap(). The addresses
+/// stay, and the program goes on. The call returns at once. `options` may be NULL. If the call
+/// fails, no page has moved. The job is freed with pageleap_job_free().
 ///
 /// Private anonymous memory moves in place by the engine uffd-move (Linux 6.8, and a userfaultfd
 /// as for the engine precopy). Everything else in the ranges, and all of it where that engine does
 /// not work, moves by the kernel (move_pages(2)): files, shared memory, hugetlb pages, memory that
 /// cannot be written.
 ///
-/// The program promises, until the job has ended: nobody frees, reallocates, unmaps, remaps or
-/// protects the ranges, and nobody makes a child by the bare system call (fork(), vfork() and
-/// posix_spawn() may be used). Ranges are memory of the program's own: what else lies in the same
-/// heap may come and go. The ranges have no mutexes with priority inheritance, no word for
+/// The program promises, until the job has ended: no thread frees, reallocates, unmaps, remaps or
+/// protects the ranges, and none makes a child by the bare system call (fork(), vfork() and
+/// posix_spawn() may be used). Ranges contain allocations of the program only; other allocations of
+/// the same heap may come and go. The ranges have no mutexes with priority inheritance, no word for
 /// FUTEX_WAKE_OP, and no memory of the library such as a reserve, and no O_DIRECT read of a network
 /// file system into them is under way. Everything else is allowed: loads, stores, system calls that
 /// read and write the memory, madvise(MADV_DONTNEED), threads that begin and end. Pages that are
-/// pinned for I/O stay where they are, and so do pages that a child shares. No thread may end whose
-/// stack, thread-local memory or held robust mutexes lie in the ranges.
+/// pinned for I/O stay where they are, and so do pages that a child shares. A thread whose stack,
+/// thread-local memory or held robust mutexes lie in the ranges must not end.
 ///
-/// The job's threads are ordinary ones, also if the calling thread has a lower priority, as far as
-/// the process may raise them: threads wait for their calls. All else they inherit as those of
-/// pageleap_job_start() do; those that move in place run on CPUs of the destination's node.
+/// The job's threads have ordinary priority even if the calling thread has a lower one, as far as
+/// the process may raise it, because threads of the program wait for their calls. Everything else
+/// they inherit as the threads of pageleap_job_start() do. Threads that move pages in place run on
+/// CPUs of the destination's node.
 ///
 /// PAGELEAP_BAD_ARGUMENT: a range has no whole page, a hole, a stack, memory of a region, or memory
 /// that the allocator hands out to others; or ranges overlap. PAGELEAP_ENGINE_REFUSED: the engine

@@ -1,4 +1,4 @@
-//! What is to move where, and how.
+//! The ranges, options and engines of a job.
 
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
@@ -13,34 +13,39 @@ use crate::pool::pageleap_pool;
 use crate::region::pageleap_region;
 use crate::status::{pageleap_status, text};
 
-/// The method by which pages are moved, and its effect on the threads that use them meanwhile.
-/// With every engine nothing is lost, and every page moves in the end. Threads wait for
-/// milliseconds at most while the job gets a CPU; see pageleap_job_start() for what that depends
-/// on. Where all CPUs are busy, expect waits of some 20 ms.
+/// The method by which pages are moved, and its effect on the threads that use them meanwhile. With
+/// every engine nothing is lost, and no thread keeps a page from moving by writing to it. Threads
+/// wait for milliseconds at most while the job gets a CPU; see pageleap_job_start() for what that
+/// depends on. Where all CPUs are busy, expect waits of some 20 ms.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum pageleap_engine {
-    /// The best engine that works here: chosen for each job, and again for each area, by how many
-    /// threads came to wait for those before it, and where an engine is refused.
+    /// The library chooses the best engine that works here: for each job, and again for each area,
+    /// by how many threads waited for earlier areas. Where an engine is refused, another one stands
+    /// in.
     PAGELEAP_ENGINE_AUTO = 0,
-    /// Follows writes, copies written pages again, and takes the page tables away for a moment.
-    /// System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that also
-    /// holds back the kernel's own accesses (root, vm.unprivileged_userfaultfd=1 or access to
-    /// /dev/userfaultfd). Not for hugetlb pages.
+    /// Pre-copy: copies pages while threads write to them, and copies dirty pages again. Then it
+    /// unmaps the area for a moment, and copies the rest. System calls do not fail because of it.
+    /// Needs Linux 6.7, and a userfaultfd that also holds up the kernel's own accesses (not
+    /// UFFD_USER_MODE_ONLY: root, vm.unprivileged_userfaultfd=1 or access to /dev/userfaultfd). Not
+    /// for hugetlb pages.
     PAGELEAP_ENGINE_PRECOPY = 1,
-    /// Write-protects pages while it copies them, and lets writers in one by one. System calls
-    /// do not fail because of it. Needs Linux 6.6 and a userfaultfd as precopy does. Also for
-    /// hugetlb pages.
+    /// Write-protects pages while it copies them (UFFDIO_WRITEPROTECT). A thread that writes to one
+    /// waits in the page fault until the library lifts the protection of that page, which is then
+    /// copied again. System calls do not fail because of it. Needs Linux 6.6 and a userfaultfd as
+    /// precopy does. Also for hugetlb pages.
     PAGELEAP_ENGINE_WP_SYNC = 2,
-    /// Follows writes, and makes pages read-only for a moment at the end: system calls that
-    /// write into them in that moment fail with EFAULT. Needs Linux 6.7 and no privilege.
+    /// Pre-copy as precopy does it, but at the end the area becomes read-only (mprotect) for a
+    /// moment: system calls that write into it in that moment fail with EFAULT. Needs Linux 6.7 and
+    /// no privilege.
     PAGELEAP_ENGINE_PRECOPY_PROTECT = 3,
-    /// Makes pages read-only while they are copied: system calls that write into them fail with
-    /// EFAULT. Works on every kernel, without privilege.
+    /// Makes pages read-only (mprotect) while they are copied: system calls that write into them
+    /// fail with EFAULT. Works wherever the library does (Linux 5.14), without privilege.
     PAGELEAP_ENGINE_MPROTECT = 4,
-    /// Takes the page tables away, copies, and brings new ones: who touches pages meanwhile waits
-    /// for their copy. System calls do not fail because of it. Needs Linux 5.14, and a userfaultfd
-    /// as precopy does; for hugetlb pages of 2 MB Linux 5.18. Not for those of 1 GB.
+    /// Stop-and-copy: unmaps an area, copies it, and maps the copy. A thread that touches the area
+    /// meanwhile, to read or to write, waits in the page fault until it has been copied. System
+    /// calls do not fail because of it. Needs Linux 5.14, and a userfaultfd as precopy does; for
+    /// hugetlb pages of 2 MB Linux 5.18. Not for those of 1 GB.
     PAGELEAP_ENGINE_STOP_COPY = 5,
     /// The kernel's move_pages(2), for memory that no pool owns: pageleap_leap_memory().
     PAGELEAP_ENGINE_KERNEL = 6,
@@ -83,7 +88,7 @@ pub(crate) fn engine(number: u32) -> Result<EngineChoice, Error> {
     }
 }
 
-/// The engine of memory that no pool owns that a program has passed; `None`: the library chooses.
+/// The engine that a program has passed for memory that no pool owns; `None`: the library chooses.
 pub(crate) fn memory_engine(number: u32) -> Result<Option<MemoryEngine>, Error> {
     match (number, MemoryEngine::by_number(number)) {
         (0, _) => Ok(None),
@@ -97,7 +102,8 @@ pub(crate) fn memory_engine(number: u32) -> Result<Option<MemoryEngine>, Error> 
     }
 }
 
-/// The error for the number of an engine of other memory, or of none.
+/// The error for a number that is no engine here: `other` is the engine for the other kind of
+/// memory that has this number, if there is one.
 fn no_engine(other: Option<EngineName>, number: u32, reason: &str, remedy: &str) -> Error {
     match other {
         Some(engine) => Error::EngineRefused {
@@ -109,7 +115,7 @@ fn no_engine(other: Option<EngineName>, number: u32, reason: &str, remedy: &str)
     }
 }
 
-/// The name behind a number.
+/// The name of an engine number; empty for other numbers.
 fn name(number: u32) -> String {
     match (Engine::by_number(number), MemoryEngine::by_number(number)) {
         (Some(engine), _) => engine.to_string(),
@@ -139,10 +145,10 @@ pub struct pageleap_range {
     pub region: *const pageleap_region,
     /// The first byte, from the start of the region.
     pub offset: usize,
-    /// How many bytes. If this and the offset are 0: the whole region.
+    /// How many bytes. If length and offset are 0: the whole region.
     pub length: usize,
-    /// The pool whose frames the pages get. Pages that have a frame of it on the right node
-    /// already, and pages without memory, stay as they are.
+    /// The pool whose frames the pages get. Pages that already have a frame of this pool on the
+    /// right node, and pages without memory, stay as they are.
     pub pool: *const pageleap_pool,
     /// The nodes of the pool that the pages go to; NULL: as the pool is placed.
     pub place: *const pageleap_placement,
@@ -179,17 +185,18 @@ pub struct pageleap_job_options {
     /// time starts anew whenever a guard is dropped. 0: one second; -1: the job does not wait.
     pub pin_patience_ns: i64,
     /// How many copies of an area may be spoilt by writes before its writers must wait until the
-    /// area has moved (engines mprotect and wp-sync, and precopy-protect for hugetlb pages). 0: 3. -1: writers wait from the start.
+    /// area has moved (engines mprotect and wp-sync, and for hugetlb pages precopy-protect). 0: 3.
+    /// -1: writers wait from the start.
     pub max_disturbed_copies: i32,
-    /// Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: 2
-    /// parts; 1: areas are not split.
+    /// Into how many parts an area is split when writes have spoilt its copy (engine mprotect); 0:
+    /// 2 parts; 1: areas are not split.
     pub reduction_factor: u32,
-    /// Has the threads and descriptors that the job uses, and keeps them for the next job; NULL: the
-    /// job makes its own. It may be freed once the job has started: the job keeps what it uses until
-    /// it ends.
+    /// The context whose threads and descriptors the job uses, and leaves there for the next job;
+    /// NULL: the job makes its own. The context may be freed once the job has started: the job
+    /// keeps what it uses until it ends.
     pub context: *const pageleap_migration_context,
-    /// In how many rounds an engine that follows writes copies again what was written since the
-    /// first copy, before it closes the area and copies the rest. 0: 4. -1: none.
+    /// The most rounds in which an engine that follows writes copies dirty pages again, before it
+    /// closes the area and copies the rest. 0: 4 rounds. -1: none.
     pub max_rounds: i32,
     /// Set to 0.
     pub reserved: u32,
@@ -201,7 +208,7 @@ pub(crate) fn unless_0(number: u64) -> Option<u64> {
     (number > 0).then_some(number)
 }
 
-/// The same where 0 itself makes sense, and is called -1.
+/// As [`unless_0`], for options in which 0 is a useful value, which C programs write as -1.
 fn unless_0_or_none(number: i64, what: &'static str) -> Result<Option<u64>, Error> {
     match number {
         0 => Ok(None),
@@ -260,12 +267,14 @@ pub(crate) unsafe fn with_options<'a>(
 /// handler. The engines mprotect and precopy-protect need it; the others need it where their own
 /// way is refused.
 ///
-/// If another handler has been installed over the library's since, that one would get the faults
-/// of writers. The engines that raise signals are refused then, and `auto` leaves them out. If your handler passes faults that are not its own to the
-/// handler that it replaced, with all three arguments, call this function before you install
-/// yours. The call is your promise that your handler does so. These engines are then not refused,
-/// provided your handler has SA_SIGINFO and not SA_RESETHAND. While your handler runs, no other
-/// signal handler may store into a region: if one might, let yours block all signals (sa_mask).
+/// If another handler has been installed over the library's since, that one would get the faults of
+/// writers. The engines that raise signals are refused then, and `auto` leaves them out.
+///
+/// If your handler passes faults that are not its own to the handler that it replaced, with all
+/// three arguments, call this function before you install yours. The call is your promise that your
+/// handler does so. These engines are then not refused, provided your handler has SA_SIGINFO and
+/// not SA_RESETHAND. While your handler runs, no other signal handler may store into a region: if
+/// one might, let yours block all signals (sa_mask).
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_install_fault_handler() -> pageleap_status {
     boundary!({ pageleap::install_fault_handler() })
@@ -279,7 +288,7 @@ mod tests {
 
     use super::*;
 
-    /// Options with all 0 but what `set` sets, as the library gets them.
+    /// The library's view of options of which `set` has set some fields, and all others are 0.
     fn with(set: impl FnOnce(&mut pageleap_job_options)) -> String {
         // SAFETY: 0 is a value of its numbers, and NULL of its pointer.
         let mut options: pageleap_job_options = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! Pages of any process, moved by the kernel.
+//! `pageleap_move_pages`: lists of pages of any process, which the kernel moves.
 
 use std::ffi::{c_int, c_ulong, c_void};
 
@@ -17,20 +17,21 @@ const MOVE_ALL: c_int = 1 << 2;
 /// MPOL_MF_MOVE (2), or MPOL_MF_MOVE_ALL (4) to move pages as well that are mapped more than once
 /// (needs CAP_SYS_NICE). The memory need not belong to a region.
 ///
-/// The difference: no page stays because another one did, status[i] is true for each page in any
-/// case, and calls to the kernel are so short (20 ms) that the process is not stuck. Pages that are
-/// in use are tried four times. A node is not filled beyond its high watermark and a reserve, so
-/// that nothing of others is dropped or swapped for it.
+/// The differences from these two: a page that cannot move does not keep others from moving,
+/// status[i] is right for each page in any case, and single calls to the kernel take about 20 ms,
+/// so that the process is not stuck for long. Pages that are in use are tried four times. A node is
+/// not filled beyond its high watermark and a reserve, because the kernel would drop or swap out
+/// memory of other programs for it.
 ///
 /// status[i] becomes the node on which the page lies, or a negated errno: -ENOENT no page is
-/// present; -EFAULT nothing is mapped, or it is the kernel's page of zeros; -EACCES the page is
-/// mapped more than once, or the cpuset of the process forbids the node; -EBUSY it is in use
-/// (pinned, locked, being written back); -ENOMEM the node has no room; -ENODEV there is no such
-/// node; -ESRCH the process ended meanwhile. `status` may be NULL.
+/// present; -EFAULT nothing is mapped, or it is the kernel's zero page; -EACCES the page is mapped
+/// more than once, or the cpuset of the process forbids the node; -EBUSY it is in use (pinned,
+/// locked, being written back); -ENOMEM the node has no room; -ENODEV there is no such node; -ESRCH
+/// the process ended meanwhile. `status` may be NULL.
 ///
 /// Returns how many pages were present and have not moved to their nodes, at most INT_MAX, and 0
-/// where `nodes` is NULL. A node that there is not counts here too, where the kernel's call fails
-/// with ENODEV. Returns -1 if nothing could be done: errno says why, and
+/// where `nodes` is NULL. Pages for a node that does not exist count here, too; the kernel's call
+/// would fail with ENODEV. Returns -1 if nothing could be done: errno says why, and
 /// pageleap_last_error() says it in words.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_move_pages(
@@ -87,14 +88,15 @@ fn move_pages(
         let reason = format!("{flags} has unknown bits");
         return Err(bad("flags", reason, "use MPOL_MF_MOVE or MPOL_MF_MOVE_ALL"));
     }
-    // No machine has a node of the number that a negative one becomes. SAFETY: a node id is one
+    // A negative number becomes the id of a node that no machine has. SAFETY: a node id is one
     // number, as in C.
     let nodes: Option<&[NodeId]> = nodes
         .map(|nodes| unsafe { std::slice::from_raw_parts(nodes.as_ptr().cast(), nodes.len()) });
     pageleap::move_pages(pid, pages, nodes, flags & MOVE_ALL != 0)
 }
 
-/// Whether the page is present, and was to move. The kernel counts no others, either.
+/// Whether the page is present and has not moved to its node. The kernel does not count absent
+/// pages either.
 fn has_stayed(status: &PageStatus) -> bool {
     use pageleap::Reason::{Absent, SwappedOut, Unmapped, ZeroPage};
     !matches!(status.reason, None | Some(Absent | SwappedOut | Unmapped | ZeroPage))

@@ -5,7 +5,7 @@
  * A program makes a pool: memory of one or several nodes, faulted in. It makes a region, which is
  * a range of addresses that never changes, backed by frames of pools, and puts its data there. Then
  * it starts jobs, which move ranges of regions to frames of another node or another pool. Threads
- * go on reading and writing meanwhile; nothing is lost.
+ * go on reading and writing meanwhile, and no write is lost.
  *
  *     pageleap_pool *near_pool, *far_pool;
  *     pageleap_region *region;
@@ -35,12 +35,12 @@
  *           chooses its size.
  * Window.   The time for which an area is closed to writers, so that it can change its frames.
  *           A thread that writes there waits in the kernel, or in a SIGSEGV handler.
- * Engine.   The method by which a job follows writes, copies, and closes areas.
+ * Engine.   A way to move an area: how writes are noticed, and how the area is closed.
  * Recycle.  To make the frames that pages have left ready for other pages. A job recycles after it
  *           has moved its pages.
  * Guard.    Keeps pages in their frames while a device works on them.
  *
- * What holds for all functions:
+ * Rules for all functions:
  *
  * Errors.   Functions that can fail return a pageleap_status, and keep a text for the calling
  *           thread: pageleap_last_error(). After a failure nothing has changed, unless the
@@ -66,15 +66,17 @@
  * fork.     A child does not have the regions of its parent, and must not touch their addresses. It
  *           may use its parent's handles only to free them.
  * close.    The program must not close descriptors that it has not opened (closefrom, a close too
- *           many). The library notices it before it uses a descriptor, also if the number stands for
- *           another file by then, and gives PAGELEAP_DESCRIPTOR_LOST. Regions keep their pages, but
- *           these can move no more. A close in the middle of a job can cost the pages that are being
- *           moved at that moment. A daemon closes descriptors before it makes its first pool.
- * Tracing.  While a debugger that stops threads at their system calls follows the threads of a job
- *           (strace -f, py-spy), the job moves pages by the engine wp-sync, in whose windows readers
- *           never wait. Pages whose engine was asked for by name stay if its readers wait
- *           (PAGELEAP_REASON_TRACED). If such a debugger attaches at the moment at which an area is
- *           closed, it may wait for ever, and the program with it: kill -9 the debugger.
+ *           many). The library checks a descriptor before it uses it, and gives
+ *           PAGELEAP_DESCRIPTOR_LOST if it was closed, even if its number stands for another file by
+ *           then. Regions keep their pages, but these can move no more. A close in the middle of a
+ *           job can lose the contents of the pages that are being moved at that moment. A daemon
+ *           closes descriptors before it makes its first pool.
+ * Tracing.  While a debugger traces the threads of a job (ptrace: strace -f, gdb, py-spy), the job
+ *           moves pages by the engine wp-sync, because its readers never wait: a debugger that waits
+ *           for a page waits for the thread that it has stopped. If the program has asked by name
+ *           for an engine whose readers wait, pages stay (PAGELEAP_REASON_TRACED). If a debugger
+ *           attaches at the moment at which an area is closed, it may wait for ever, and the
+ *           program with it: kill -9 the debugger.
  * Signals.  The library's own threads take none of the program's signals. The library blocks the
  *           signals of the calling thread for moments: when it starts threads, and in
  *           pageleap_probe(). In pageleap_job_run() they are blocked as long as the thread runs the

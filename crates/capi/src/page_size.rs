@@ -1,4 +1,4 @@
-//! Sizes of pages.
+//! Page sizes and their numbers in C.
 
 use pageleap::{Error, PageSize};
 
@@ -10,7 +10,8 @@ use crate::boundary::bad;
 pub enum pageleap_page_size {
     /// 4 KB pages.
     PAGELEAP_PAGE_4K = 0,
-    /// Transparent huge pages of 2 MB: ordinary memory in pages that the kernel has joined.
+    /// Transparent huge pages (THP) of 2 MB: ordinary memory whose 4 KB pages the kernel has
+    /// joined.
     PAGELEAP_PAGE_THP = 1,
     /// 2 MB pages of hugetlb; an administrator must have reserved them (nr_hugepages).
     PAGELEAP_PAGE_2M = 2,

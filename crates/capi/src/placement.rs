@@ -1,10 +1,10 @@
-//! Where pages should go, and where they lie.
+//! Placements say where pages should go; verifications say where they lie.
 
 use pageleap::{Destination, Error, NodeCounts, NodeId, PageTables, Placement, Pool, Verification};
 
 use crate::boundary::{array, bad, flag, list, read, write};
 
-/// How pages are spread over nodes, and where the page tables go that map the pages.
+/// How pages are spread over nodes, and on which node the page tables lie that map the pages.
 ///
 /// With one node all pages lie there. With several, stripes of the range go to the nodes in
 /// turn. A node that is named twice, or is not one of the pool's, gives PAGELEAP_BAD_ARGUMENT.
@@ -24,8 +24,8 @@ pub struct pageleap_placement {
     /// Bytes of a stripe, a multiple of the page size; 0: a size from one page to 2 MB, so that
     /// a region has at least 256 stripes.
     pub stripe_bytes: usize,
-    /// Whether page tables go to page_tables_node. Else they go where the data goes; for a node
-    /// without CPUs, to the nearest node with CPUs.
+    /// Whether page tables go to page_tables_node. If not, they go to the node of the data, or, if
+    /// that has no CPUs, to the nearest node with CPUs.
     pub has_page_tables_node: flag,
     /// The node for page tables.
     pub page_tables_node: u32,
@@ -63,7 +63,7 @@ pub(crate) unsafe fn placement(
     Ok(Some(placement))
 }
 
-/// A pool as a destination: as it is placed itself, or as the placement says.
+/// A pool as a destination, on the nodes of the placement; NULL: of the pool's own placement.
 ///
 /// # Safety
 /// As [`placement`].
@@ -76,7 +76,7 @@ pub(crate) unsafe fn destination(
     Ok(placement.map_or_else(|| Destination::from(pool), |placement| pool.on(placement)))
 }
 
-/// Where pages lie, compared with where they should lie.
+/// The result of comparing where pages lie with where they should lie.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_verification {
@@ -84,7 +84,7 @@ pub struct pageleap_verification {
     pub size: usize,
     /// Pages that were looked at.
     pub pages: u64,
-    /// Pages that are present on another node than the one that they were placed on.
+    /// Pages that are present, but on another node than their placement says.
     pub misplaced: u64,
     /// Pages that are not present, for example because they are swapped out.
     pub absent: u64,

@@ -1,4 +1,4 @@
-//! Pools.
+//! Pools: memory of nodes, faulted in before regions use it.
 
 use std::ffi::c_void;
 
@@ -29,9 +29,9 @@ pub struct pageleap_pool_options {
     /// How many threads fault the memory in, at most one for each 32 MB; 0: one for each CPU of
     /// a node, at most 8.
     pub threads: usize,
-    /// Called with the bytes done and the bytes to do, about every 32 MB; NULL: not called. The
-    /// threads that fault the memory in call it, possibly several at once. It must not call
-    /// functions of this library, throw or longjmp.
+    /// A callback for progress, called about every 32 MB with the bytes done and the bytes to do;
+    /// NULL: none. The threads that fault the memory in call it, possibly several at once. It must
+    /// not call functions of this library, throw or longjmp.
     pub progress: Option<unsafe extern "C" fn(data: *mut c_void, done: u64, total: u64)>,
     /// Passed to the callback as it is.
     pub progress_data: *mut c_void,
@@ -41,7 +41,7 @@ grows!(pageleap_pool_options, 40, progress_data);
 /// A callback with its data. The program promises that both may be used from other threads
 /// during the call.
 struct Report(unsafe extern "C" fn(*mut c_void, u64, u64), *mut c_void);
-// SAFETY: the documentation of `progress` asks for it.
+// SAFETY: the documentation of `progress` says that other threads call it.
 unsafe impl Send for Report {}
 // SAFETY: as above.
 unsafe impl Sync for Report {}
@@ -54,9 +54,9 @@ impl Report {
 }
 
 /// Makes a pool: takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a
-/// placement, and faults them in. Then verifies with the kernel that they lie where they should,
-/// in pages of the size asked for. `options` may be NULL. It takes some 100 ms per GB of 4 KB
-/// pages. If it fails, everything has been given back.
+/// placement, and faults them in. Then it asks the kernel whether they lie on their nodes, in pages
+/// of the size asked for. `options` may be NULL. The call takes some 100 ms per GB of 4 KB pages.
+/// If it fails, everything has been given back.
 ///
 /// The pool is freed with pageleap_pool_free().
 #[unsafe(no_mangle)]
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn pageleap_pool_new(
     })
 }
 
-/// Frees a pool; NULL is allowed. Jobs and regions that have frames of the pool go on: its
+/// Frees a pool; NULL is allowed. Jobs and regions that have frames of the pool go on, and its
 /// memory goes back to the system after the last of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_pool_free(pool: *mut pageleap_pool) {

@@ -1,4 +1,4 @@
-//! Regions.
+//! Regions: making, growing, discarding and backing them.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -26,25 +26,26 @@ use crate::status::pageleap_status;
 ///   EFAULT, or end early with a short count, with the engines mprotect and precopy-protect.
 ///   They can be repeated where a failed call consumes nothing (files, pipes, stream sockets),
 ///   but not with datagrams and eventfds.
-/// - No device, nor the kernel on behalf of one, may work on its pages without a guard
-///   (pageleap_region_pin): O_DIRECT, RDMA, registered io_uring buffers, vmsplice,
-///   process_vm_writev, MSG_ZEROCOPY.
+/// - No device, nor the kernel for one, may use its pages without a guard (pageleap_region_pin),
+///   because a device goes on using the old frames, and its writes are lost: O_DIRECT, RDMA,
+///   registered io_uring buffers, vmsplice, process_vm_writev, MSG_ZEROCOPY.
 /// - No process-shared, priority-inheriting or robust mutexes, semaphores or condition variables
 ///   in it. Ordinary private ones are fine.
 /// - No stacks and no thread-local storage in it.
-/// - Nothing that this library allocates: malloc() must not take its memory from a region.
+/// - No allocations of this library in it: a malloc() that takes memory from regions must serve
+///   threads of the library (pageleap_thread_is_ours) and calls of the library from elsewhere.
 /// - No userfaultfd and no protection keys on it, and nothing else mapped into its range.
 /// - Children made by fork do not get it, and must not touch it.
 /// - With the engines mprotect and precopy-protect, no thread may write into it while that
 ///   thread blocks SIGSEGV.
-/// - mlock and madvise may be used on any part of it at any time, and their effects survive
-///   moves. The same holds for mprotect, but pages that a job is to move stay readable until it
-///   has ended, and write access to pages that nobody could write is given before they move, or
-///   after. A call that comes some milliseconds before pages move may be lost for them. The
-///   exception is MADV_REMOVE, which takes the memory away.
+/// - mlock and madvise may be used on any part of it at any time, and their effects survive moves.
+///   The exception is MADV_REMOVE, which takes the memory away. mprotect may be used, too, with two
+///   rules: pages that a job is to move must stay readable until it has ended, and pages that
+///   nobody could write must not become writable while they move. The effect of a call that comes
+///   some milliseconds before pages move may be lost for them.
 pub struct pageleap_region(pub(crate) Region);
 
-/// A region in figures.
+/// The address, size and identity of a region.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_region_info {
@@ -77,8 +78,8 @@ pub(crate) fn bytes(of: &Region, offset: usize, length: usize) -> Result<Range<u
 }
 
 /// Makes a region of `length` bytes (rounded up to whole pages), all zero, of frames of a pool.
-/// `place` names nodes of the pool; NULL: as the pool is placed. If the region needs frames that
-/// a job is still recycling, the call waits for them. The region cannot grow. It is freed with
+/// `place` names nodes of the pool; NULL: the placement of the pool. If the region needs frames
+/// that a job is still recycling, the call waits for them. The region cannot grow. It is freed with
 /// pageleap_region_free(), and does not need the pool's handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_new(
@@ -117,9 +118,9 @@ pub unsafe extern "C" fn pageleap_region_reserve(
 }
 
 /// Frees a region; NULL is allowed. The call cancels the jobs that work on the region, waits for
-/// them, unmaps the region, and gives its frames back to their pools. From the call on nothing
-/// may touch the memory or use the handle. While a guard is left, the whole region stays mapped
-/// and keeps its frames, so that devices can finish: the last guard gives them back.
+/// them, unmaps the region, and gives its frames back to their pools. From the call on no thread
+/// may touch the memory or use the handle. While a guard is left, the whole region stays mapped and
+/// keeps its frames, so that devices can finish; dropping the last guard gives them back.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_free(region: *mut pageleap_region) {
     // SAFETY: forwarded to the caller.
@@ -213,14 +214,15 @@ pub unsafe extern "C" fn pageleap_region_grow(
 }
 
 /// Gives the frames of a part, whole pages, back to their pools. The contents are gone, and
-/// touching the part raises SIGSEGV until pageleap_region_back(): nothing may use the part
+/// touching the part raises SIGSEGV until pageleap_region_back(), so no thread may use the part
 /// during and after the call. Pages without memory stay as they are.
 ///
 /// The part may belong to the range of a running job, which leaves the pages then
 /// (PAGELEAP_REASON_DISCARDED). The call gives PAGELEAP_RANGE_BUSY while the job is moving pages of
-/// the part, begins or ends, or moves hugetlb pages; pageleap_region_discard_within() waits. A guard
-/// on the part gives PAGELEAP_PINNED. If the call fails, no page has changed, unless the limit of
-/// mappings (vm.max_map_count) was reached on the way.
+/// the part, while it begins or ends, and as long as it lasts if it moves hugetlb pages;
+/// pageleap_region_discard_within() waits instead. A guard on the part gives PAGELEAP_PINNED. If
+/// the call fails, no page has changed, unless the limit of mappings (vm.max_map_count) was reached
+/// on the way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_discard(
     region: *const pageleap_region,
@@ -230,17 +232,17 @@ pub unsafe extern "C" fn pageleap_region_discard(
     boundary!({
         // SAFETY: forwarded to the caller.
         let region = &unsafe { handle(region, "region") }?.0;
-        // SAFETY: nobody uses the part: that is what the program promises.
+        // SAFETY: the program promises that no thread uses the part.
         unsafe { region.discard_shared(bytes(region, offset, length)?) }
     })
 }
 
-/// As pageleap_region_discard(), but waits for at most `timeout_ns` nanoseconds (UINT64_MAX: as long
-/// as it takes) until no job is moving pages of the part, and no other call works on it. Jobs begin
-/// nothing on the part meanwhile, and no new job gets it (PAGELEAP_RANGE_BUSY). So the call waits for
-/// one attempt of a job, some milliseconds; with hugetlb pages it waits for the job. Signals of the
-/// program are handled meanwhile; then the call goes on waiting. A program that wants to end a wait
-/// makes several calls with short times.
+/// As pageleap_region_discard(), but waits for at most `timeout_ns` nanoseconds (UINT64_MAX: as
+/// long as it takes) until no job is moving pages of the part, and no other call works on it.
+/// Meanwhile jobs try no pages of the part, and no new job gets it (PAGELEAP_RANGE_BUSY). So the
+/// call waits for one attempt of a job, some milliseconds; with hugetlb pages it waits for the end
+/// of the job. Signal handlers of the program run meanwhile, and do not end the wait. A program
+/// that may want to end it makes several calls with short times.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_discard_within(
     region: *const pageleap_region,
@@ -252,12 +254,12 @@ pub unsafe extern "C" fn pageleap_region_discard_within(
         // SAFETY: forwarded to the caller.
         let region = &unsafe { handle(region, "region") }?.0;
         let (part, patience) = (bytes(region, offset, length)?, patience(timeout_ns));
-        // SAFETY: nobody uses the part: that is what the program promises.
+        // SAFETY: the program promises that no thread uses the part.
         unsafe { region.discard_shared_within(part, patience) }
     })
 }
 
-/// How long a call waits.
+/// The time for which a call waits; UINT64_MAX stands for no limit.
 fn patience(timeout_ns: u64) -> Duration {
     match timeout_ns {
         u64::MAX => Duration::MAX,
@@ -316,8 +318,8 @@ pub unsafe extern "C" fn pageleap_region_verify(
     })
 }
 
-/// On which nodes the pages of a region lie, as the kernel says: writes the first `capacity`
-/// nodes to `nodes`, and their number to `count`, which may be NULL.
+/// The nodes on which the pages of a region lie, as the kernel says, with the number of pages:
+/// writes the first `capacity` nodes to `nodes`, and their number to `count`, which may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_placement(
     region: *const pageleap_region,

@@ -1,4 +1,5 @@
-//! Reports.
+//! Reports: outcomes, reasons, figures, engines, copies and calls of a job, and the report as text
+//! or JSON.
 
 mod json;
 #[cfg(test)]
@@ -14,7 +15,7 @@ use crate::migration::pageleap_engine;
 use crate::status::{constant, pageleap_status, text};
 use crate::warning::{pageleap_warning, pageleap_warning_kind};
 
-/// What a job did. It never changes.
+/// The report of a job. It never changes.
 pub struct pageleap_report {
     report: Report,
     ended: CString,
@@ -26,17 +27,18 @@ pub struct pageleap_report {
     json: OnceLock<CString>,
 }
 
-/// Why a job has ended. What moved has moved, the rest has not, and both are whole.
+/// The reason why a job has ended. In any case pages that have moved stay moved, all others stay
+/// where they were, and all are whole.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum pageleap_ended {
     /// Every page was dealt with.
     PAGELEAP_COMPLETED = 0,
-    /// Somebody cancelled it or freed it.
+    /// The program cancelled or freed the job.
     PAGELEAP_CANCELLED = 1,
     /// The time was up.
     PAGELEAP_TIMED_OUT = 2,
-    /// A region was freed that it worked on.
+    /// The program freed a region that the job worked on.
     PAGELEAP_REGION_FREED = 3,
     /// The cpuset of the process was changed and no longer allows a node that pages were to
     /// move to.
@@ -45,40 +47,41 @@ pub enum pageleap_ended {
     PAGELEAP_FAILED = 5,
 }
 
-/// What became of a page.
+/// The outcome of a page.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum pageleap_outcome {
-    /// It lies in a frame of the destination now.
+    /// The page lies in a frame of the destination now.
     PAGELEAP_MIGRATED = 0,
-    /// There was nothing to do: it lay there already, or it has no memory.
+    /// There was nothing to do: the page lay in such a frame already, has no memory, or was not to
+    /// move, for the reason that its run gives.
     PAGELEAP_UNCHANGED = 1,
-    /// It was tried without success and the job was stopped before the next try; or a guard kept
-    /// it in its frame.
+    /// The page was tried without success, and the job was stopped before the next try; or a guard
+    /// kept it in its frame.
     PAGELEAP_BUSY = 2,
-    /// A system call was refused each time it was tried.
+    /// The job has given the page up: a system call was refused each time the page was tried.
     PAGELEAP_NOT_MOVABLE = 3,
-    /// The job was stopped before it was tried.
+    /// The job was stopped before it tried the page.
     PAGELEAP_NOT_ATTEMPTED = 4,
 }
 
-/// What a job did, in figures. Texts are valid until the report is freed, and never NULL.
+/// The figures of a report. Texts are valid until the report is freed, and never NULL.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_report_figures {
     /// sizeof(pageleap_report_figures).
     pub size: usize,
-    /// Why it has ended.
+    /// Why the job has ended.
     pub ended: pageleap_ended,
     /// The engine that was chosen, and used wherever it was not refused.
     pub engine: pageleap_engine,
-    /// In words, why it has ended: for PAGELEAP_FAILED the first error.
+    /// Why the job has ended, in words: for PAGELEAP_FAILED the first error.
     pub ended_text: *const c_char,
-    /// Why that engine was taken.
+    /// Why this engine was chosen, in words.
     pub engine_reason: *const c_char,
     /// Pages that have moved.
     pub pages_migrated: u64,
-    /// Pages with which there was nothing to do.
+    /// Pages with nothing to do (PAGELEAP_UNCHANGED).
     pub pages_unchanged: u64,
     /// Pages that were tried and stay where they were.
     pub pages_busy: u64,
@@ -88,18 +91,18 @@ pub struct pageleap_report_figures {
     pub pages_not_attempted: u64,
     /// Bytes of all ranges.
     pub bytes: u64,
-    /// Bytes copied, those included that were copied in vain.
+    /// Bytes copied, including worthless copies.
     pub bytes_copied: u64,
-    /// Bytes copied in vain, because they were written meanwhile.
+    /// Bytes of worthless copies: they were written meanwhile.
     pub bytes_recopied: u64,
-    /// From the start of the job until the last page had moved, in nanoseconds.
+    /// The time from the start of the job until the last page had moved, in nanoseconds.
     pub migrate_ns: u64,
-    /// What came after that: making vacated frames ready for use again, in nanoseconds.
+    /// The time after that, in which vacated frames were made ready for use again, in nanoseconds.
     pub recycle_ns: u64,
-    /// The longest window, in nanoseconds: how long an area was closed to writers (with the
-    /// engines precopy and stop-copy to readers, too).
+    /// The longest window, in nanoseconds. A window is the time for which an area is closed to
+    /// writers (with the engines precopy, stop-copy and uffd-move to readers, too).
     pub window_max_ns: u64,
-    /// 99 of 100 windows were not longer, in nanoseconds.
+    /// The 99th percentile of the windows, in nanoseconds.
     pub window_p99_ns: u64,
     /// How many windows there were.
     pub windows: u64,
@@ -107,16 +110,17 @@ pub struct pageleap_report_figures {
     pub windows_over_budget: u64,
     /// The longest time for which a thread had to wait in the SIGSEGV handler, in nanoseconds.
     pub wait_max_ns: u64,
-    /// Areas whose writers were held back although much was left to copy.
+    /// Areas whose writers had to wait although much of the area was still to be copied.
     pub holds: u64,
-    /// How often a refused system call was repeated, since part of a region would otherwise have
-    /// stayed inaccessible.
+    /// How often a refused system call was repeated because giving up would have left part of a
+    /// region inaccessible.
     pub repairs: u64,
-    /// How large an area could be, in bytes.
+    /// The largest size of an area, in bytes.
     pub area_bytes: usize,
     /// Threads that copied, at most.
     pub threads: u32,
-    /// How many of them still copied at the end; if fewer, more were hardly faster.
+    /// How many of them still copied at the end. Fewer than threads means that more of them were
+    /// hardly faster.
     pub threads_settled: u32,
     /// How many warnings there are: pageleap_report_warning().
     pub warning_count: usize,
@@ -126,18 +130,19 @@ pub struct pageleap_report_figures {
     pub engine_use_count: usize,
     /// How many pairs of nodes pages were copied between: pageleap_report_get_copy_use().
     pub copy_use_count: usize,
-    /// In how many windows the closing thread went before others (SCHED_FIFO).
+    /// In how many windows the thread that kept the area closed ran before ordinary threads
+    /// (SCHED_FIFO).
     pub windows_first: u64,
     /// CPU time of the job's threads until the last page had moved, in nanoseconds; UINT64_MAX if the
     /// kernel does not say.
     pub migrate_cpu_ns: u64,
-    /// CPU time of what came after that, in nanoseconds; UINT64_MAX if the kernel does not say.
+    /// CPU time of the recycling after that, in nanoseconds; UINT64_MAX if the kernel does not say.
     pub recycle_cpu_ns: u64,
     /// Copies that writes have spoilt, with the engine mprotect.
     pub disturbed_copies: u64,
-    /// Areas that were split because of that.
+    /// Areas that were split because writes had spoilt their copies.
     pub splits: u64,
-    /// How many calls were made at least once: pageleap_report_get_call_use().
+    /// How many different system calls were made: pageleap_report_get_call_use().
     pub call_use_count: usize,
     /// How many more mappings the regions consist of than before, or fewer if negative. Pages over
     /// consecutive frames of a pool count as one. A page that leaves its neighbours behind adds two.
@@ -158,7 +163,7 @@ pub enum pageleap_reason {
     PAGELEAP_REASON_GUARDED = 2,
     /// A system call was refused; reason_errno has its error number.
     PAGELEAP_REASON_CALL_REFUSED = 3,
-    /// A thread blocks SIGSEGV, and would be killed by the engine that is left.
+    /// A thread blocks SIGSEGV, and the only engine that is left would kill it.
     PAGELEAP_REASON_SIGNAL_BLOCKED = 4,
     /// The job was stopped before it tried them.
     PAGELEAP_REASON_STOPPED = 5,
@@ -168,52 +173,55 @@ pub enum pageleap_reason {
     PAGELEAP_REASON_SWAPPED_OUT = 7,
     /// Nothing is mapped there.
     PAGELEAP_REASON_UNMAPPED = 8,
-    /// They are the kernel's page of zeros, which stands for pages that were only read.
+    /// They are the kernel's zero page, which stands for pages that were only read.
     PAGELEAP_REASON_ZERO_PAGE = 9,
     /// They are mapped more than once, by a child of fork() for instance.
     PAGELEAP_REASON_SHARED = 10,
     /// No pages of such mappings move: memory of a device, of the kernel, or secret.
     PAGELEAP_REASON_UNMOVABLE = 11,
-    /// They did not move each time they were tried: pinned for I/O, locked, or being written back.
+    /// The kernel did not move them each time they were tried: they are pinned for I/O, locked, or
+    /// being written back.
     PAGELEAP_REASON_IN_USE = 12,
     /// The node of the destination has no room for them.
     PAGELEAP_REASON_NO_ROOM = 13,
     /// The process has ended, or runs another program now.
     PAGELEAP_REASON_PROCESS_ENDED = 14,
-    /// The process ended during the call that was to move them; nobody knows whether they moved.
+    /// The process ended, or began to run another program, during the call that was to move them;
+    /// it is not known whether they moved.
     PAGELEAP_REASON_UNCERTAIN = 15,
     /// They lie on a node from which no page was to move.
     PAGELEAP_REASON_OTHER_NODE = 16,
-    /// They arrived, and have moved on since: with other parts of a huge page that were to go
-    /// elsewhere, or because somebody else has moved them.
+    /// They arrived, and have moved on since: they belong to a huge page of which another part was
+    /// to go elsewhere, or something else has moved them.
     PAGELEAP_REASON_MOVED_ON = 17,
-    /// It belongs to a transparent huge page, and the node has no free block of 2 MB.
+    /// They belong to a transparent huge page, and the node of the destination has no free block of
+    /// 2 MB.
     PAGELEAP_REASON_NO_FREE_BLOCK = 18,
     /// Other code of this process has closed a descriptor that the job needs.
     PAGELEAP_REASON_DESCRIPTOR_LOST = 19,
     /// Another SIGSEGV handler was installed over the library's, and would get the faults that the
-    /// engine that is left raises.
+    /// only engine left raises.
     PAGELEAP_REASON_HANDLER_REPLACED = 20,
     /// Another process traces the job's threads (strace, a debugger), and would wait for ever for a
-    /// page that the engine has taken away.
+    /// page that the engine has unmapped.
     PAGELEAP_REASON_TRACED = 21,
-    /// The program went on changing the mapping (madvise, mprotect, mlock, munmap) each time the
-    /// page was to be moved, or has set attributes on a part of the page.
+    /// The program went on changing the mapping (madvise, mprotect, mlock, munmap) each time they
+    /// were to be moved, or has set attributes on a part of a huge page.
     PAGELEAP_REASON_MAPPING_CHANGED = 22,
-    /// The program has discarded them while the job ran, or backed them, or was about to.
+    /// The program has discarded or backed them while the job ran, or was about to.
     PAGELEAP_REASON_DISCARDED = 23,
     /// Another reason, which reason_text tells.
     PAGELEAP_REASON_OTHER = 255,
 }
 
-/// Whose pages a job moves.
+/// The kind of memory that a job moves.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum pageleap_source {
-    /// Those of a region. source_id is its identity, pageleap_region_describe(), and offsets count
+    /// Pages of a region. source_id is its identity, pageleap_region_describe(), and offsets count
     /// from its start. Later versions may add other sources.
     PAGELEAP_SOURCE_REGION = 0,
-    /// Those of a process that lie in no region. source_id is the number of the process, and
+    /// Pages of a process that lie in no region. source_id is the number of the process (pid), and
     /// offsets are addresses.
     PAGELEAP_SOURCE_PROCESS = 1,
 }
@@ -224,17 +232,17 @@ pub enum pageleap_source {
 pub struct pageleap_page_run {
     /// sizeof(pageleap_page_run).
     pub size: usize,
-    /// Whose pages.
+    /// The kind of memory.
     pub source: pageleap_source,
-    /// What became of them.
+    /// The outcome of these pages.
     pub outcome: pageleap_outcome,
-    /// Which source of its kind.
+    /// The region or process.
     pub source_id: u64,
     /// The first byte of the source.
     pub offset: usize,
     /// How many bytes.
     pub length: usize,
-    /// Why they stay where they are.
+    /// Why these pages stay where they are.
     pub reason: pageleap_reason,
     /// The error number of the refused call; 0 without one.
     pub reason_errno: i32,
@@ -243,17 +251,17 @@ pub struct pageleap_page_run {
 }
 grows!(pageleap_page_run, 56, reason_text);
 
-/// By which engine some pages of a range have moved.
+/// The pages of a range that one engine has moved.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_engine_use {
     /// sizeof(pageleap_engine_use).
     pub size: usize,
-    /// Whose pages.
+    /// The kind of memory.
     pub source: pageleap_source,
-    /// Which engine has moved them.
+    /// The engine.
     pub engine: pageleap_engine,
-    /// Which source of its kind.
+    /// The region or process.
     pub source_id: u64,
     /// The first byte of the range, in the source.
     pub offset: usize,
@@ -261,7 +269,7 @@ pub struct pageleap_engine_use {
     pub length: usize,
     /// How many pages of the range this engine has moved.
     pub pages: u64,
-    /// Why that one. Valid until the report is freed, and never NULL.
+    /// Why this engine was taken, in words. Valid until the report is freed, and never NULL.
     pub why: *const c_char,
 }
 grows!(pageleap_engine_use, 56, why);
@@ -278,19 +286,19 @@ pub enum pageleap_copy_loop {
     PAGELEAP_COPY_MEMCPY = 2,
 }
 
-/// How the pages were copied that moved from one node to another.
+/// How pages were copied from one node to another.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_copy_use {
     /// sizeof(pageleap_copy_use).
     pub size: usize,
-    /// The node of the frames that they left.
+    /// The node of the old frames.
     pub from_node: u32,
-    /// The node of the frames that they got.
+    /// The node of the new frames.
     pub to_node: u32,
-    /// By which loop.
+    /// The copy loop.
     pub by: pageleap_copy_loop,
-    /// 1 if a trial in this process has found the loop and the steps to be the fastest, else 0.
+    /// 1 if a trial in this process has found this loop with these steps to be the fastest, else 0.
     pub tried: u32,
     /// Bytes that the loop copies at a time.
     pub step_bytes: usize,
@@ -305,8 +313,8 @@ pub struct pageleap_call_use {
     pub size: usize,
     /// The name of the call. Constant.
     pub name: *const c_char,
-    /// How often it was made in attempts and by the SIGSEGV handler; what prepares a job and what
-    /// recycles frames is left out.
+    /// The calls made by attempts and by the SIGSEGV handler. Calls that prepare a job or recycle
+    /// frames do not count.
     pub count: u64,
 }
 grows!(pageleap_call_use, 24, count);
@@ -370,7 +378,7 @@ fn words(reason: Option<Reason>) -> String {
     reason.map_or_else(String::new, |reason| reason.to_string())
 }
 
-/// Why it has ended: the number, its name in JSON, and words.
+/// Why a job has ended: the number, its name in JSON, and words.
 fn ended(ended: &Ended) -> (pageleap_ended, &'static str, String) {
     use pageleap_ended::*;
     let (number, name, words) = match ended {
@@ -415,7 +423,7 @@ impl pageleap_report {
     }
 }
 
-/// Frees a report; NULL is allowed. Texts that it has given out are gone then.
+/// Frees a report and its texts; NULL is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_free(report: *mut pageleap_report) {
     // SAFETY: forwarded to the caller.
@@ -581,7 +589,7 @@ pub unsafe extern "C" fn pageleap_report_get_call_use(
     })
 }
 
-/// One warning of what went less well than asked: `index` is 0 to warning_count - 1.
+/// One warning, something that went less well than asked: `index` is 0 to warning_count - 1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_get_warning(
     report: *const pageleap_report,
@@ -607,8 +615,8 @@ pub unsafe extern "C" fn pageleap_report_get_warning(
     })
 }
 
-/// One warning, in words, of what went less well than asked: `index` is 0 to warning_count - 1;
-/// NULL beyond. Valid until the report is freed.
+/// The text of one warning: `index` is 0 to warning_count - 1; NULL beyond. Valid until the report
+/// is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_warning(
     report: *const pageleap_report,
@@ -635,16 +643,16 @@ pub unsafe extern "C" fn pageleap_report_text(report: *const pageleap_report) ->
 /// The report as one JSON object on one line; NULL for NULL. Valid until the report is freed.
 ///
 /// Its keys are named as the fields of pageleap_report_figures, except that page counts are in
-/// "pages" ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and
-/// "windows" are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs",
-/// "engines", "copies" and "warnings" are arrays of what the functions above give one by one. In
-/// "copies", "by" is "four-pages", "memcpy" or "words", and "tried" true or false. There "source"
-/// is an object ("kind", "id"), and "reason" an object ("code", "errno", "text") or null. "calls"
-/// counts system calls by name, "disturbed_copies" the copies that writes have spoilt and
-/// "splits" the areas that were split (both with the engine mprotect), "windows_first" the
-/// windows in which the closing thread went before others (SCHED_FIFO); "migrate_cpu_ns"
-/// is the CPU time of the job's threads until the last page had moved, "recycle_cpu_ns" that of
-/// recycling; each may be null. Later versions may add keys.
+/// "pages" ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and "windows"
+/// are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs", "engines", "copies"
+/// and "warnings" are arrays with the results of the functions above. In "copies", "by" is
+/// "four-pages", "memcpy" or "words", and "tried" true or false. There "source" is an object
+/// ("kind", "id"), and "reason" an object ("code", "errno", "text") or null. "calls" counts system
+/// calls by name, "disturbed_copies" the copies that writes have spoilt and "splits" the areas that
+/// were split (both with the engine mprotect), "windows_first" the windows in which the thread that
+/// kept the area closed ran before ordinary threads (SCHED_FIFO); "migrate_cpu_ns" is the CPU time
+/// of the job's threads until the last page had moved, "recycle_cpu_ns" that of recycling; each may
+/// be null. Later versions may add keys.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_json(report: *const pageleap_report) -> *const c_char {
     value(std::ptr::null(), || {

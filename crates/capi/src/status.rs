@@ -1,4 +1,5 @@
-//! Error numbers, and what is kept of the last error of each thread.
+//! Statuses, and the last error of each thread: functions return a status, and keep the error
+//! itself for the calling thread, as `errno` is kept.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,8 +19,8 @@ pub enum pageleap_status {
     /// An argument is not possible, or a pointer that must not be NULL is NULL. Nothing was
     /// attempted.
     PAGELEAP_BAD_ARGUMENT = 1,
-    /// A byte range is not inside the region. Or the function demands whole pages, a range that
-    /// is not empty, memory throughout the range or no memory in it, and the range is different.
+    /// A byte range is not inside the region, or not as the function demands it: whole pages, not
+    /// empty, with memory throughout, or without any memory.
     PAGELEAP_BAD_RANGE = 2,
     /// The machine has no such node, or the node has no memory or is offline.
     PAGELEAP_UNKNOWN_NODE = 3,
@@ -54,15 +55,16 @@ pub enum pageleap_status {
     /// Other code of this process has closed a descriptor of the library's. Its number may stand
     /// for another file now, which is not touched.
     PAGELEAP_DESCRIPTOR_LOST = 17,
-    /// A thread that the work needs could not be started. pageleap_last_error_detail() has the errno
-    /// of pthread_create. With EAGAIN another thread of the process may be in execve: as long as that
-    /// takes, the kernel starts no thread, and if it fails, the next call succeeds.
+    /// A thread that the work needs could not be started. pageleap_last_error_detail() has the
+    /// errno of pthread_create. With EAGAIN another thread of the process may be in execve: the
+    /// kernel starts no thread during execve, and if execve fails, the next call succeeds.
     PAGELEAP_NO_THREAD = 18,
 }
 
 use pageleap_status::*;
 
-/// The last error of a thread. [`last_error`](crate::last_error) tells C what its fields mean.
+/// The last error of a thread, with the fields of
+/// [`pageleap_error`](crate::last_error::pageleap_error).
 pub(crate) struct Last {
     pub(crate) status: pageleap_status,
     pub(crate) call: Option<&'static CStr>,
@@ -103,20 +105,20 @@ fn keep(last: Last) {
     let _ = LAST.try_with(|slot| *slot.borrow_mut() = Some(last));
 }
 
-/// What `look` sees of the last error of the calling thread. `None` if no call has failed yet, or
-/// the thread is ending.
+/// Calls `look` with the last error of the calling thread, and returns its result. `None` if no
+/// call has failed yet, or the thread is ending.
 pub(crate) fn last<T>(look: impl FnOnce(&Last) -> T) -> Option<T> {
     LAST.try_with(|slot| slot.borrow().as_ref().map(look)).ok().flatten()
 }
 
-/// A name at an address that never changes. Each of the few names is kept once.
+/// A name as a C string that is never freed. Each name is leaked once, and there are few names.
 pub(crate) fn constant(name: &'static str) -> &'static CStr {
     static KEPT: Mutex<BTreeMap<&'static str, &'static CStr>> = Mutex::new(BTreeMap::new());
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     kept.entry(name).or_insert_with(|| Box::leak(text(name).into_boxed_c_str()))
 }
 
-/// Keeps for the calling thread that a call has met a defect of the library.
+/// Keeps a defect of the library, a panic, as the error of the calling thread.
 pub(crate) fn note_defect(what: &str) -> pageleap_status {
     let message =
         text(format!("a defect of pageleap: {what}; please report it, with what was called"));
@@ -149,7 +151,7 @@ fn kind(error: &Error) -> pageleap_status {
     }
 }
 
-/// Text for C. A NUL, which no text of the library has, would end it.
+/// Text as a C string, cut at the first NUL. No text of the library has a NUL.
 pub(crate) fn text(text: impl Into<String>) -> CString {
     let mut bytes = text.into().into_bytes();
     bytes.truncate(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));

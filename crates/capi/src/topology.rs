@@ -1,4 +1,4 @@
-//! Nodes of the machine.
+//! The machine: its memory nodes, their CPUs, huge pages, speeds and distances.
 
 use std::ffi::{CString, c_char};
 
@@ -33,8 +33,8 @@ pub struct pageleap_node {
     pub free_bytes: u64,
     /// How many CPUs are online; 0 for a node that has only memory.
     pub cpu_count: usize,
-    /// The node itself if it has CPUs, else the nearest node with CPUs: one that the firmware
-    /// names, or that with the shortest distance.
+    /// The node itself if it has CPUs, else the nearest node with CPUs: the one that the firmware
+    /// names as initiator, or else the one at the shortest distance.
     pub nearest_with_cpus: u32,
     /// Whether the cpuset of this process allows memory of the node. Also true if the cpuset is
     /// not known: pageleap_topology_knows_allowed_nodes().
@@ -56,19 +56,21 @@ pub struct pageleap_huge_pages {
     pub total: u64,
     /// How many of these are free (free_hugepages).
     pub free: u64,
-    /// How many of these go away when they are freed (surplus_hugepages).
+    /// How many of these the kernel takes back once they are free (surplus_hugepages).
     pub surplus: u64,
 }
 grows!(pageleap_huge_pages, 40, surplus);
 
-/// How fast the memory of a node is for its initiators, the nodes nearest to it. The firmware
-/// says so; nothing is measured. A figure is 0 where the firmware does not say.
+/// Bandwidth and latency of the memory of a node for its initiators, the nodes nearest to it, as
+/// the firmware states them (HMAT); nothing is measured. A figure is 0 where the firmware states
+/// none.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_access {
     /// sizeof(pageleap_access).
     pub size: usize,
-    /// 0: for everything that accesses memory, such as CPUs and network cards; 1: for CPUs.
+    /// Which initiators the figures apply to. 0: all devices that access memory, such as CPUs and
+    /// network cards; 1: CPUs only.
     pub access_class: u32,
     /// Megabytes per second.
     pub read_bandwidth_mb_per_s: u64,
@@ -113,7 +115,7 @@ pub unsafe extern "C" fn pageleap_topology_read(
     boundary!({ unsafe { give(topology, "topology", make) } })
 }
 
-/// Frees a topology; NULL is allowed. Its texts are gone then.
+/// Frees a topology and its texts; NULL is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_free(topology: *mut pageleap_topology) {
     // SAFETY: forwarded to the caller.
@@ -195,8 +197,8 @@ pub unsafe extern "C" fn pageleap_topology_huge_pages(
     })
 }
 
-/// Fills in how fast the memory of a node is, by access class, as the firmware says. All figures
-/// are 0 if it says nothing.
+/// Fills in the bandwidth and latency of a node's memory for one access class, as the firmware
+/// states them. All figures are 0 if it states none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_access(
     topology: *const pageleap_topology,
@@ -226,9 +228,9 @@ pub unsafe extern "C" fn pageleap_topology_access(
     })
 }
 
-/// The initiators, from which the memory of a node is as fast as pageleap_topology_access()
-/// says: writes the first `capacity` of them to `initiators`, and their number to `count`, which
-/// may be NULL.
+/// The initiators of a node's memory, to which the figures of pageleap_topology_access() apply:
+/// writes the first `capacity` of them to `initiators`, and their number to `count`, which may be
+/// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_initiators(
     topology: *const pageleap_topology,
@@ -248,9 +250,9 @@ pub unsafe extern "C" fn pageleap_topology_initiators(
     })
 }
 
-/// The firmware's relative cost of memory on node `to` for CPUs of node `from`: 10 on the same
-/// node, 20 for twice that; never a latency. 0 if a node is not online, if the kernel does not
-/// say, or if the topology is NULL.
+/// The distance of the firmware (SLIT): the relative cost of memory on node `to` for CPUs of node
+/// `from`. 10 is that of the same node, 20 twice as much; it is never a latency. 0 if a node is not
+/// online, if the kernel does not say, or if the topology is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_distance(
     topology: *const pageleap_topology,
@@ -286,7 +288,7 @@ pub unsafe extern "C" fn pageleap_topology_parse_nodes(
     })
 }
 
-/// Whether it is known which nodes the cpuset of this process allows. If not, all nodes count as
+/// Whether the nodes that the cpuset of this process allows are known. If not, all nodes count as
 /// allowed. False for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_knows_allowed_nodes(
@@ -310,9 +312,9 @@ pub unsafe extern "C" fn pageleap_topology_is_allowed(
     })
 }
 
-/// One warning: a sentence on what was left out because a file of the kernel is damaged or
-/// cannot be read. `index` counts from 0; NULL beyond the last. Valid until the topology is
-/// freed.
+/// One warning: a sentence about a file of the kernel that is damaged or cannot be read, and the
+/// facts that are missing because of it. `index` counts from 0; NULL beyond the last. Valid until
+/// the topology is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_warning(
     topology: *const pageleap_topology,

@@ -1,4 +1,4 @@
-//! Warnings of reports.
+//! Warnings of reports, and the numbers of their kinds.
 
 use std::ffi::{c_char, c_int};
 
@@ -10,15 +10,17 @@ use pageleap::WarningKind;
 pub enum pageleap_warning_kind {
     /// None of those below.
     PAGELEAP_WARNING_OTHER = 0,
-    /// The engine keeps writers away by signals: system calls that write into a moving area may
-    /// fail with EFAULT.
+    /// The engine keeps writers away by mprotect and SIGSEGV: system calls that write into a moving
+    /// area may fail with EFAULT.
     PAGELEAP_WARNING_SYSTEM_CALLS_MAY_FAIL = 1,
-    /// Another SIGSEGV handler stands before the library's: areas that only the engine mprotect could
-    /// move stay.
+    /// Another SIGSEGV handler was installed over the library's. Areas that only the engine
+    /// mprotect could move stay where they are.
     PAGELEAP_WARNING_NO_FAULT_HANDLER = 2,
-    /// The workers do not run on the CPUs of the destination's node.
+    /// The job's threads do not run on the CPUs of the destination's node: it has none, or the
+    /// process may not use them.
     PAGELEAP_WARNING_AFFINITY = 3,
-    /// The job's threads keep a low priority.
+    /// The job's threads keep a low priority, so threads that wait for a page may wait until such a
+    /// thread gets a CPU.
     PAGELEAP_WARNING_PRIORITY = 4,
     /// Fewer threads copy than asked for.
     PAGELEAP_WARNING_THREADS = 5,
@@ -26,19 +28,22 @@ pub enum pageleap_warning_kind {
     PAGELEAP_WARNING_PAGE_TABLES = 6,
     /// The cpuset no longer allows a node of the destination.
     PAGELEAP_WARNING_CPUSET = 7,
-    /// A process traces the job's threads: pages have stayed, or another engine has moved them.
+    /// Another process traces the job's threads (ptrace: strace, a debugger). Pages have stayed, or
+    /// another engine has moved them.
     PAGELEAP_WARNING_TRACER = 8,
-    /// There are more guards than mappings to spare: pages between guards have stayed too.
+    /// Too few mappings are left (vm.max_map_count) to go around all guards: pages between guards
+    /// have stayed, too.
     PAGELEAP_WARNING_GUARDS = 9,
-    /// Mappings of hugetlb pages stay apart that could be one.
+    /// Neighbouring mappings of hugetlb pages could be one, and were not joined.
     PAGELEAP_WARNING_MAPPINGS = 10,
-    /// An attribute of a range (advice, lock) is lost, or was not given by its user.
+    /// An attribute of a range (madvise, mlock) is lost, or the range has one that its user has not
+    /// set.
     PAGELEAP_WARNING_ATTRIBUTES = 11,
     /// Core dumps may contain the data twice.
     PAGELEAP_WARNING_CORE_DUMPS = 12,
     /// Frames that pages have left are out of circulation until the pool's next attempt.
     PAGELEAP_WARNING_RECYCLING = 13,
-    /// Pages were tried again for one reason, and stay for another one.
+    /// Pages were tried again for one reason, and stay for another reason.
     PAGELEAP_WARNING_LATER_REASON = 14,
     /// Pages may lie elsewhere than the report says.
     PAGELEAP_WARNING_PLACES = 15,
@@ -71,7 +76,7 @@ impl pageleap_warning_kind {
     }
 }
 
-/// Something that went less well than asked.
+/// A warning of a report: something went less well than asked.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_warning {
@@ -83,7 +88,7 @@ pub struct pageleap_warning {
     pub call: *const c_char,
     /// The error number of that call, or 0.
     pub error_number: c_int,
-    /// What it is about.
+    /// The subject of the warning.
     pub kind: pageleap_warning_kind,
 }
 grows!(pageleap_warning, 32, kind);

@@ -1,4 +1,4 @@
-//! What C sees of a report.
+//! Tests: the functions for C show the figures, warnings and calls of a report.
 
 use std::ffi::CStr;
 
