@@ -3,7 +3,7 @@
 //! Each exported function runs its body in [`run`] or [`value`], which catch panics and keep the
 //! error of the calling thread. Pointers are checked for NULL before they are used. A structure
 //! begins with its size ([`Grows`]), because the header that a program was compiled with may be
-//! older or newer than the library; [`read`] and [`write`] copy the fields that both have.
+//! older or newer than the library; [`read`] and [`write()`] copy the fields that both have.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::{MaybeUninit, size_of};
