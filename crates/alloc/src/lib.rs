@@ -138,7 +138,8 @@ impl RegionAllocator {
         let old = region.len();
         // The first place holds talc's notes, and each place a few words.
         let notes = if state.end.is_none() { talc::min_first_heap_size::<Lists>() } else { 64 };
-        // Free bytes at the end of the region become part of the new place.
+        // Free bytes at the end of the region become part of the new place. SAFETY: the end is the
+        // latest one of talc.
         let free = state.end.map_or(0, |end| unsafe {
             end.as_ptr().addr() - state.places.reserved(end).up_to.as_ptr().addr()
         });

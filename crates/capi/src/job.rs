@@ -312,7 +312,7 @@ pub unsafe extern "C" fn pageleap_job_wait_with_progress(
                 libc::pollfd { fd: of.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
             let interval_ms = interval_ms.clamp(1, i32::MAX as u32);
             // A signal ends `poll` early (EINTR), which only makes the next call of the callback
-            // come early.
+            // come early. SAFETY: the array has one element.
             let woken = unsafe { libc::poll(&mut wanted, 1, interval_ms as c_int) };
             let refused = std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
             if woken > 0 || woken < 0 && refused {

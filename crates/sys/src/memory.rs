@@ -348,7 +348,7 @@ pub fn reserve_at(at: usize, len: usize) -> Result<(), Errno> {
     if got == at {
         return Ok(());
     }
-    // An older kernel has taken the address as a hint.
+    // An older kernel has taken the address as a hint. SAFETY: no other code knows this mapping.
     let _ = unsafe { unmap(got, len) };
     Err(Errno(libc::EEXIST))
 }

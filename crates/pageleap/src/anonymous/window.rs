@@ -634,7 +634,7 @@ impl Ground<'_> {
             // again.
             None | Some(Errno(libc::EAGAIN | libc::ENOMEM)) => (0, None),
             // No call works across two mappings, and somebody has split this one. A single page
-            // lies in one mapping.
+            // lies in one mapping. SAFETY: forwarded to the caller.
             Some(_) if len > BASE_PAGE => unsafe { self.bring(run, at, BASE_PAGE, open, counters) },
             // The mapping is gone or another one, or the page itself cannot be read.
             Some(_) => (BASE_PAGE, Some(Fate::Gone)),

@@ -83,23 +83,19 @@ fn settle_new(
     backend: &dyn Backend,
 ) -> bool {
     let Place { leg, new, .. } = *place;
-    match (ended.step, ended.after.new_alias) {
-        (AttemptResult::Migrated, NewAlias::Exchanged) => {}
-        (AttemptResult::Migrated, _) => {
-            if leg.tables.is_some() {
-                // `mmap` has filled new page tables of the span, under this worker's policy.
-                leg.to.note_tables(new, preferred);
-            }
+    let new_alias = ended.after.new_alias;
+    if ended.step == AttemptResult::Migrated {
+        if new_alias != NewAlias::Exchanged && leg.tables.is_some() {
+            // `mmap` has filled new page tables of the span, under this worker's policy.
+            leg.to.note_tables(new, preferred);
         }
-        (_, NewAlias::Refused) if work.span.prot != Prot::READ_WRITE => {
-            // The next copy goes through this alias. SAFETY: the alias of frames that are the job's.
-            let opened =
-                unsafe { backend.protect(work.new.alias, work.span.len, Prot::READ_WRITE) };
-            return opened.is_ok();
-        }
-        _ => {}
+        return true;
     }
-    true
+    if new_alias != NewAlias::Refused || work.span.prot == Prot::READ_WRITE {
+        return true;
+    }
+    // The next copy goes through this alias. SAFETY: the alias of frames that are the job's.
+    unsafe { backend.protect(work.new.alias, work.span.len, Prot::READ_WRITE) }.is_ok()
 }
 
 fn settle_old(
