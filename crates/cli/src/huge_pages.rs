@@ -242,8 +242,8 @@ fn lock(file: &File, operation: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Puts back the pages of runs that were killed together with their keepers. Every command does
-/// this first. A user who may not read the ledger may not change the numbers either.
+/// Puts back the pages of runs that were killed together with their keepers. Every command but
+/// `keep-huge-pages` does this first. A user who may not read the ledger may not change the numbers either.
 pub fn settle() {
     let ledger = Ledger::of_user();
     if ledger.runs().iter().any(|(_, ended)| *ended)

@@ -1,6 +1,6 @@
-//! How `auto` chooses between closing an area before it is copied and following its writes. Whether
-//! a thread comes to wait is no matter of chance here: a thread touches an area when its window has
-//! begun, and the window ends when the tracker or the fault handler has noted that thread.
+//! How `auto` chooses between closing an area before it is copied and following its writes. These
+//! tests force whether a thread comes to wait: it touches an area only after the area's window has
+//! begun, and the window ends only after the tracker or the fault handler has noted that thread.
 
 mod common;
 #[path = "common/refusing.rs"]

@@ -236,8 +236,8 @@ fn a_leap_back_begins_while_frames_are_recycled() {
     }
 }
 
-/// A job that is held while it recycles its frames does not keep the leap back from being done. On
-/// the model, because there each engine works.
+/// While one job is held in its recycling, a second job moves the pages back and is done. On the
+/// model, because every engine works there.
 #[test]
 fn a_leap_back_is_done_before_frames_are_recycled() {
     const PAGES: usize = 8;

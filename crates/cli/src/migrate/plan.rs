@@ -118,7 +118,7 @@ struct Amounts {
     /// Memory that is present.
     resident_bytes: u64,
     /// Bytes that already lie on their target node. With several target nodes this is an estimate:
-    /// of the bytes on each node, the share that the placement gives to that node.
+    /// for each node, its bytes times the share of the placement that this node gets.
     on_target_bytes: u64,
     /// Bytes on nodes from which no page is to move.
     elsewhere_bytes: u64,

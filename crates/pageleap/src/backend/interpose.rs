@@ -51,8 +51,8 @@ pub unsafe trait Interposer: Send + Sync {
         make: impl FnMut(Part) -> Result<T, Errno>,
     ) -> Result<T, Errno>;
 
-    /// Called before each [`Backend::copy`], with its arguments. The copy begins when it returns,
-    /// so stores that other threads make meanwhile come before the end of the copy.
+    /// Called before each [`Backend::copy`], with its arguments. The copy begins when this returns, so
+    /// a test may let other threads store in it: such a store comes before the copy, which sees it.
     fn before_copy(&self, _dst: usize, _src: usize, _len: usize) {}
 }
 

@@ -232,7 +232,8 @@ fn current_action() -> libc::sigaction {
 static PROMISED: AtomicBool = AtomicBool::new(false);
 
 /// Installs the SIGSEGV handler in front of the present handler, which still gets every fault that
-/// does not concern a moving page. Without this call, the first job installs it. The engines
+/// does not concern a moving page. Call it if the program installs a handler of its own later on;
+/// otherwise the first job installs the library's. The engines
 /// `mprotect` and `precopy-protect` need it; the others need it when the kernel refuses their own
 /// calls.
 ///

@@ -410,6 +410,11 @@ impl Engine {
         self.profile().readers_wait
     }
 
+    /// Whether it copies all of an area while the area is closed.
+    pub(crate) fn copies_in_window(self) -> bool {
+        self.profile().areas == Areas::Budgeted
+    }
+
     /// The most bytes of an area, for pages of this size.
     pub(crate) fn most_area_bytes(self, page: PageSize) -> usize {
         let Profile { most_pages, follows, .. } = *self.profile();

@@ -384,7 +384,7 @@ impl Mover for FrameMover {
             Ok(planned) => planned,
             Err((by, why)) => return AreaOutcome::given_up(by, area, why),
         };
-        let closes_for_copy = work.hold || by.engine == Engine::StopCopy;
+        let closes_for_copy = work.hold || by.engine.copies_in_window();
         work.haste = worker.precedence.in_windows(closes_for_copy);
         if !self.descriptors.are_whole(place.leg, &work, self.backend()) {
             return AreaOutcome::given_up(by, area, Reason::DescriptorLost);
@@ -397,8 +397,8 @@ impl Mover for FrameMover {
         }
         let mut ended = match prepared {
             // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing
-            // these pages; the frames are the job's until a page maps them; the backend lives as
-            // long as the job; the tracker is served while workers work.
+            // these pages; the new frames are the job's until the commit maps them; the backend
+            // lives as long as the job; a thread reads the tracker's messages while workers work.
             Ok(()) => unsafe { engine::attempt(by.engine, &self.site.tools(worker.slot), &work) },
             Err((call, errno)) => AttemptEnd::refused(by.engine, &work, call, errno),
         };

@@ -4,6 +4,9 @@
 //! `Filled`. While a frame is used, a migration may change its alias, and before the frame is free
 //! again the share repairs the alias by the cheapest call that does.
 //!
+//! Words at the ends of arrows are states ([`AliasState`]), words on arrows are events
+//! ([`AliasEvent`]):
+//!
 //! ```text
 //!            TablesTaken                 Lent
 //!   Filled --------------> Hollow --------------> Borrowed <------ Filled
@@ -18,7 +21,8 @@
 //!   any state ----------------- MapFailed -> Torn
 //! ```
 //!
-//! Only a new mapping leads out of `Spoilt` and `Torn`: no other event does.
+//! Only the attempt to map it anew leads out of `Spoilt` and `Torn`: `Mapped` to `Filled`,
+//! `MapFailed` to `Torn`.
 
 use super::frames::Run;
 

@@ -112,9 +112,10 @@ impl<'a> Fillers<'a> {
         let host = inner.backend.is_host_memory();
         let cpus = if host { Topology::node_now(inner.node)?.cpus } else { Vec::new() };
         let threads = plan.threads.unwrap_or(cpus.len().clamp(1, MAX_THREADS));
-        // Memory without a policy of its own follows the thread's policy too, and memory matters
-        // more than page tables. Without any policy, both come from the node on which the thread
-        // runs: this one, if it has CPUs.
+        // If the alias has no policy of its own (`bound` is false), its memory follows the thread's
+        // policy, as page tables do. Memory matters more, so that policy then prefers the node of
+        // the share. If it is refused too, both come from the node of the CPU, which is the share's
+        // node if that has CPUs.
         let tables = inner.tables.map(|tables| if bound { tables } else { inner.node });
         Ok(Fillers { share, cpus, tables, threads })
     }

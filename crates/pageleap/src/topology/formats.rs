@@ -1,5 +1,6 @@
-//! The kernel's text formats: lists of ids, meminfo, distances. All functions are pure. Each parses
-//! or refuses any text, in time and memory bounded by the length of the text and the largest id.
+//! The kernel's text formats: lists of ids, meminfo, distances and others. All functions are pure. A
+//! parser takes or refuses any text, in time and memory bounded by the length of the text and the
+//! largest id.
 
 use super::shown::shortened;
 use crate::units::NodeId;
