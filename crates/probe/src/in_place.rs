@@ -10,7 +10,8 @@ use pageleap_sys::{self as sys, Advice, Errno, KeptFd, PageQuery, PageRegion, pa
 
 use crate::finding::{Finding, State, Topic, Who};
 use crate::hold::{Seen, file_of_zeros, waits};
-use crate::scratch::{Failed, Span};
+use crate::scratch::{Failed, PagemapCall, Span};
+use crate::tracking::open_pagemap;
 use crate::userfaultfd::{Way, WayFound};
 
 /// What the page contains. The call that writes to it writes a zero.
@@ -74,7 +75,10 @@ fn holds_kernel(found: &WayFound) -> bool {
 
 fn open_window(way: Way) -> Result<Window, Failed> {
     let uffd = way.open_with(MOVE_IN_PLACE)?;
-    let pagemap = open_pagemap().map_err(Failed::at("/proc/self/pagemap"))?;
+    let pagemap = open_pagemap()?;
+    // Another file may be mounted there. The scan of an empty range only asks whether the kernel
+    // knows the request.
+    is_empty(&pagemap, 0..0)?;
     let zeros = file_of_zeros()?;
     let mapped = || Span::private(BASE_PAGE).map_err(Failed::at("mmap of private memory"));
     let (page, parking) = (mapped()?, mapped()?);
@@ -92,8 +96,7 @@ fn open_window(way: Way) -> Result<Window, Failed> {
     }
     let (mut left, mut back) = (Ok(false), Ok(()));
     let call = waits(uffd, zeros, home..home + BASE_PAGE, |uffd| {
-        left = is_empty(&pagemap, home..home + BASE_PAGE)
-            .map_err(Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN)"));
+        left = is_empty(&pagemap, home..home + BASE_PAGE);
         back = shift(uffd, home, parked);
     });
     // The call that did not wait has filled the hole.
@@ -110,23 +113,14 @@ fn open_window(way: Way) -> Result<Window, Failed> {
     Ok(Window { call, left, whole })
 }
 
-/// Opens the pagemap of this process, and makes sure that it can be scanned: another file may be
-/// mounted there.
-fn open_pagemap() -> Result<KeptFd, Errno> {
-    let pagemap = sys::open_own("pagemap")?;
-    // An empty range only asks whether the kernel knows the request.
-    is_empty(&pagemap, 0..0)?;
-    Ok(pagemap)
-}
-
 /// Whether nothing is in a range, neither present nor swapped out.
-fn is_empty(pagemap: &KeptFd, range: Range<usize>) -> Result<bool, Errno> {
+fn is_empty(pagemap: &KeptFd, range: Range<usize>) -> Result<bool, Failed> {
     let there = page_is::PRESENT | page_is::SWAPPED;
     let query = PageQuery { any_of: there, tell: there, ..PageQuery::default() };
     let mut found = [PageRegion::default()];
     // SAFETY: the scan protects nothing.
     let scanned = unsafe { sys::pagemap_scan(pagemap.as_fd(), range, 0, &query, &mut found) };
-    scanned.map(|(count, _)| count == 0)
+    scanned.map(|(count, _)| count == 0).map_err(PagemapCall::Scan.failed())
 }
 
 /// Registers two mappings of one page, and moves the page of the first one into the second one.
@@ -182,7 +176,7 @@ fn judge(ways: &[WayFound], tried: Tried) -> Finding {
             missing("the kernel moves pages wrongly")
                 .saw(format!("a page {left} its place in its window, and was {whole} afterwards"))
         }
-        Some((_, Err(failed))) if failed.call.contains("pagemap") => {
+        Some((_, Err(failed))) if failed.pagemap.is_some() => {
             missing("it takes PAGEMAP_SCAN: see pagemap-scan").saw(failed.seen())
         }
         Some((_, Err(failed))) => missing("a call that it takes fails").saw(failed.seen()),

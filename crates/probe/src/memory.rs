@@ -252,7 +252,7 @@ fn shmem_thp(around: &Around, room: Option<u64>) -> Finding {
         let (start, len) = (scratch.span.start, scratch.span.len);
         let is_huge =
             || observe::mapped_pages(start, len).map(|pages| pages.huge_mapped_ratio > 0.99);
-        let unreadable = |_| Failed { call: "/proc/self/smaps".into(), errno: Errno(libc::ENOENT) };
+        let unreadable = |_| Failed::at("/proc/self/smaps")(Errno(libc::ENOENT));
         if is_huge().map_err(unreadable)? {
             return Ok(ThpTrial::AtOnce);
         }

@@ -162,10 +162,7 @@ fn try_mbind(around: &Around, allowed: &Allowed) -> Attempt<Vec<(u32, Option<i32
             // OOM killer.
             if let (Policy::Preferred(_), Err(errno)) = (policy, span.advise(Advice::PopulateWrite))
             {
-                return Attempt::NotTried(Failed {
-                    call: "madvise(MADV_POPULATE_WRITE)".into(),
-                    errno,
-                });
+                return Attempt::NotTried(Failed::at("madvise(MADV_POPULATE_WRITE)")(errno));
             }
         }
         let mut status = [-1];
@@ -235,9 +232,7 @@ fn try_set_mempolicy(allowed: &Allowed) -> Attempt<()> {
         Ok(Trial::Returned(Ok(_))) => Attempt::Done(()),
         Ok(Trial::Returned(Err(errno))) => Attempt::Refused(errno),
         Ok(Trial::Killed(signal)) => Attempt::Killed(Killed::new("set_mempolicy", signal)),
-        Err(errno) => {
-            Attempt::NotTried(Failed { call: "clone of a process to try it in".into(), errno })
-        }
+        Err(errno) => Attempt::NotTried(Failed::at("clone of a process to try it in")(errno)),
     }
 }
 

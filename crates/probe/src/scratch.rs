@@ -133,13 +133,37 @@ impl Scratch {
 pub(crate) struct Failed {
     pub(crate) call: String,
     pub(crate) errno: Errno,
+    /// `None` if the call does not concern the pagemap.
+    pub(crate) pagemap: Option<PagemapCall>,
+}
+
+/// A call on the pagemap of this process. Findings tell its failure apart, because it has a topic of
+/// its own ([`Topic::PagemapScan`](crate::Topic::PagemapScan)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PagemapCall {
+    Open,
+    Scan,
+}
+
+impl PagemapCall {
+    pub(crate) const fn text(self) -> &'static str {
+        match self {
+            PagemapCall::Open => "open(/proc/self/pagemap)",
+            PagemapCall::Scan => "ioctl(/proc/self/pagemap, PAGEMAP_SCAN)",
+        }
+    }
+
+    /// Makes a failure of an error number.
+    pub(crate) fn failed(self) -> impl FnOnce(Errno) -> Failed {
+        move |errno| Failed { call: self.text().to_owned(), errno, pagemap: Some(self) }
+    }
 }
 
 impl Failed {
     /// Makes one of an error number.
     pub(crate) fn at(call: impl Into<String>) -> impl FnOnce(Errno) -> Failed {
         let call = call.into();
-        move |errno| Failed { call, errno }
+        move |errno| Failed { call, errno, pagemap: None }
     }
 
     pub(crate) fn seen(&self) -> String {

@@ -9,7 +9,7 @@ use pageleap_sys::{self as sys, PageQuery, PageRegion, page_is, scan_flag, uffd_
 use crate::around::Around;
 use crate::finding::{Finding, Remedy, Topic, Who};
 use crate::memory::could_not_try;
-use crate::scratch::{Failed, Scratch};
+use crate::scratch::{Failed, PagemapCall, Scratch};
 use crate::userfaultfd::{Way, WayFound};
 
 /// Tries scans, and tracking by a way that has the features.
@@ -27,17 +27,17 @@ fn pagemap_scan() -> Result<bool, Failed> {
     let query = PageQuery { all_of: page_is::PRESENT, tell: wanted, ..PageQuery::default() };
     // SAFETY: nothing is protected.
     let count = unsafe { sys::pagemap_scan(pagemap.as_fd(), start..end, 0, &query, &mut found) };
-    let (count, _) = count.map_err(Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN)"))?;
+    let (count, _) = count.map_err(PagemapCall::Scan.failed())?;
     Ok(count == 1
         && found[0] == PageRegion { start: start as u64, end: end as u64, categories: wanted })
 }
 
-fn open_pagemap() -> Result<sys::KeptFd, Failed> {
-    sys::open_own("pagemap").map_err(Failed::at("open(/proc/self/pagemap)"))
+pub(crate) fn open_pagemap() -> Result<sys::KeptFd, Failed> {
+    sys::open_own("pagemap").map_err(PagemapCall::Open.failed())
 }
 
 fn judge_scan(around: &Around, tried: Result<bool, Failed>) -> Finding {
-    const CALL: &str = "ioctl(/proc/self/pagemap, PAGEMAP_SCAN)";
+    const CALL: &str = PagemapCall::Scan.text();
     let topic = Topic::PagemapScan;
     match tried {
         Ok(true) => Finding::works(topic, "pages can be scanned for writes")
@@ -48,7 +48,7 @@ fn judge_scan(around: &Around, tried: Result<bool, Failed>) -> Finding {
             "the kernel answers PAGEMAP_SCAN wrongly",
         )
         .saw(format!("{CALL} of a page of ours: wrong")),
-        Err(failed) if failed.call.starts_with("open") => {
+        Err(failed) if failed.pagemap == Some(PagemapCall::Open) => {
             let finding = match failed.errno.0 {
                 libc::ENOENT => Finding::missing(
                     topic,
@@ -82,12 +82,12 @@ fn judge_scan(around: &Around, tried: Result<bool, Failed>) -> Finding {
                     topic,
                     "pagemap cannot be \
                  opened",
-                    around.refusal("open(/proc/self/pagemap)", failed.errno),
+                    around.refusal(PagemapCall::Open.text(), failed.errno),
                 ),
             };
             finding.saw(failed.seen())
         }
-        Err(failed) if failed.call == CALL => {
+        Err(failed) if failed.pagemap == Some(PagemapCall::Scan) => {
             let finding = match failed.errno.0 {
                 libc::ENOTTY => Finding::missing(
                     topic,
@@ -144,7 +144,7 @@ fn try_tracking(ways: &[WayFound]) -> Option<(Way, Tried)> {
                 )
             }
             .map(|(count, _)| (count, found[0]))
-            .map_err(Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN) with write-protection"))
+            .map_err(PagemapCall::Scan.failed())
         };
         scan(scan_flag::WP_MATCHING | scan_flag::CHECK_WP_ASYNC)?;
         let (quiet, _) = scan(0)?;
@@ -182,7 +182,7 @@ fn judge_tracking(tried: Option<(Way, Tried)>) -> Finding {
             "{}: one of two write-protected pages was written, and the scan showed something else",
             way.text()
         )),
-        Some((_, Err(failed))) if failed.call.contains("pagemap") => Finding::missing(
+        Some((_, Err(failed))) if failed.pagemap.is_some() => Finding::missing(
             topic,
             "writes cannot be tracked",
             "it takes PAGEMAP_SCAN: see pagemap-scan",
