@@ -15,35 +15,31 @@
  *
  * 1. The library allocates by malloc(), too, and its memory must not lie in pages that it moves: a
  *    thread of a job that waits for a page that this job has closed waits for ever. So allocations
- *    of the library's threads (pageleap_thread_is_ours()), and allocations within a call of the
- *    library, come from elsewhere: here from the C library's own malloc. free() tells the two apart
- *    by the address.
+ *    of the library's threads (pageleap_thread_is_ours()), and within a call of the library, come
+ *    from the C library's own malloc. free() tells the two apart by the address.
  * 2. A child of fork() does not get the region. So before a fork the contents are copied into
  *    private memory, which the child moves to the region's addresses. The child's memory does not
  *    leap, and the child never calls the library. vfork() and posix_spawn() need nothing.
  * 3. fork() has an order. The pthread_atfork() handlers of this file are registered before those of
  *    the program, so they run last before the fork and first in the child. Even earlier in the child
- *    the C library resets the lock of each FILE, so FILEs must not lie in the region: those that the
- *    program opens lie elsewhere (those that getpwent() opens do not). Before the fork the C library
- *    takes the lock of the list of FILEs after all handlers. fflush(NULL) takes this lock, and then
- *    waits for threads that allocate, so the handler takes it before the allocator's lock.
+ *    the C library resets the lock of each FILE, so FILEs that the program opens lie elsewhere (those
+ *    that getpwent() opens do not). Before the fork the C library takes the lock of the list of FILEs
+ *    after all handlers. fflush(NULL) takes this lock, and then waits for threads that allocate, so
+ *    the handler takes it before the allocator's lock.
  * 4. Memory cannot be given back while a job moves it (PAGELEAP_RANGE_BUSY, or a call that waits). So
- *    one thread does both: it leaps, and between two leaps it gives free memory back. Memory that
- *    is taken during a leap is no part of the job.
- * 5. A leap needs room in the pool that it goes to. Memory that is taken during a leap comes from
- *    there, and is at most one pool in all. Beyond that, the C library's malloc gives it.
- * 6. System calls must not fail in a program that was not written for leaps. So only engines that
- *    hold up the kernel's accesses will do (auto, precopy, stop-copy, wp-sync, as root or with a
- *    userfaultfd).
+ *    one thread leaps, and gives free memory back between two leaps.
+ * 5. A leap needs room in the pool that it goes to, and memory that is taken meanwhile comes from
+ *    there. So the region has at most one pool of memory; the C library's malloc gives the rest.
+ * 6. System calls must not fail in a program that was not written for leaps. So only engines with
+ *    which none fails will do (see pageleap_engine). They need root, or a userfaultfd.
  * 7. The bookkeeping lies outside of the region, so that a leap never waits for the lock of the
  *    allocator, and free memory is not touched.
- * 8. The thread that leaps, of which the program does not know, blocks all signals. A program that
- *    waits for a signal in its only thread would miss the signals that another thread takes.
+ * 8. The thread that leaps blocks all signals, because a program that waits for a signal in its only
+ *    thread would miss a signal that another thread takes.
  * 9. A program with one thread may close a descriptor and count on getting its number again: a shell
- *    does so when it redirects. Meanwhile another thread must not open a file. So the thread that
- *    leaps has its own table of descriptors (unshared, see CLONE_FILES), which the threads of jobs
- *    share. In this table it closes the program's descriptors, because the reader of a pipe would
- *    otherwise not see its end.
+ *    does so when it redirects. So the thread that leaps has its own table of descriptors (unshared,
+ *    see CLONE_FILES), which the threads of jobs share. In this table it closes the program's
+ *    descriptors, because the reader of a pipe would otherwise not see its end.
  *
  * The allocator is simple on purpose: one lock, blocks of 64 KB with objects of one size each, and
  * runs of blocks, the first that fits.
@@ -568,7 +564,7 @@ static bool is_inherited[MOST_INHERITED];
 
 static uint32_t wanted_engine(void) {
     const char *name = getenv("MALLOC_IN_REGION_ENGINE");
-    for (uint32_t number = 0; number < 8; number++) {
+    for (uint32_t number = 0; strcmp(pageleap_engine_name(number), "unknown") != 0; number++) {
         if (strcmp(pageleap_engine_name(number), name != NULL ? name : "auto") == 0) {
             return number;
         }

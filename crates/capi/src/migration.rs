@@ -16,7 +16,8 @@ use crate::status::{pageleap_status, text};
 /// The method by which pages are moved, and its effect on the threads that use them meanwhile. With
 /// every engine nothing is lost, and no thread keeps a page from moving by writing to it. Threads
 /// wait for milliseconds at most while the job gets a CPU; see pageleap_job_start() for what that
-/// depends on. Where all CPUs are busy, expect waits of some 20 ms.
+/// depends on. Where all CPUs are busy, expect waits of some 20 ms. If the comment of an engine names
+/// a topic of pageleap_finding, the engine works where the topic does.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum pageleap_engine {
@@ -28,30 +29,33 @@ pub enum pageleap_engine {
     /// unmaps the area for a moment, and copies the rest. System calls do not fail because of it.
     /// Needs Linux 6.7, and a userfaultfd that also holds up the kernel's own accesses (not
     /// UFFD_USER_MODE_ONLY: root, vm.unprivileged_userfaultfd=1 or access to /dev/userfaultfd). Not
-    /// for hugetlb pages.
+    /// for hugetlb pages. Topic: "freeze".
     PAGELEAP_ENGINE_PRECOPY = 1,
     /// Write-protects pages while it copies them (UFFDIO_WRITEPROTECT). A thread that writes to one
     /// waits in the page fault until the library lifts the protection of that page, which is then
     /// copied again. System calls do not fail because of it. Needs Linux 6.6 and a userfaultfd as
-    /// precopy does. Also for hugetlb pages.
+    /// precopy does. Also for hugetlb pages. Topic: "write-barrier".
     PAGELEAP_ENGINE_WP_SYNC = 2,
     /// Pre-copy as precopy does it, but at the end the area becomes read-only (mprotect) for a
     /// moment: system calls that write into it in that moment fail with EFAULT. Needs Linux 6.7 and
-    /// no privilege.
+    /// no privilege. Topic: "write-tracking".
     PAGELEAP_ENGINE_PRECOPY_PROTECT = 3,
     /// Makes pages read-only (mprotect) while they are copied: system calls that write into them
-    /// fail with EFAULT. Works wherever the library does (Linux 5.14), without privilege.
+    /// fail with EFAULT. Works wherever the library does (Linux 5.14), without privilege, so
+    /// it has no topic.
     PAGELEAP_ENGINE_MPROTECT = 4,
     /// Stop-and-copy: unmaps an area, copies it, and maps the copy. A thread that touches the area
     /// meanwhile, to read or to write, waits in the page fault until it has been copied. System
     /// calls do not fail because of it. Needs Linux 5.14, and a userfaultfd as precopy does; for
-    /// hugetlb pages of 2 MB Linux 5.18. Not for those of 1 GB.
+    /// hugetlb pages of 2 MB Linux 5.18. Not for those of 1 GB. Topic: "hold", for hugetlb pages of
+    /// 2 MB "hold-hugetlb".
     PAGELEAP_ENGINE_STOP_COPY = 5,
-    /// The kernel's move_pages(2), for memory that no pool owns: pageleap_leap_memory().
+    /// The kernel's move_pages(2), for memory that no pool owns: pageleap_leap_memory(). It has
+    /// no topic of its own.
     PAGELEAP_ENGINE_KERNEL = 6,
     /// Moves private anonymous memory that no pool owns in place (UFFDIO_MOVE):
     /// pageleap_leap_memory(). System calls do not fail because of it. Needs Linux 6.8, and a
-    /// userfaultfd as precopy does.
+    /// userfaultfd as precopy does. Topic: "memory-in-place".
     PAGELEAP_ENGINE_UFFD_MOVE = 7,
 }
 

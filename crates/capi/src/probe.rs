@@ -64,11 +64,7 @@ pub struct pageleap_finding {
     /// sizeof(pageleap_finding).
     pub size: usize,
     /// The topic: a name that stays the same from version to version, such as "cpuset",
-    /// "hugetlb-2m" or "free-memory". Six topics concern engines: precopy works if "freeze"
-    /// does (but not for hugetlb pages), wp-sync if "write-barrier" does, stop-copy if "hold"
-    /// does (for hugetlb pages of 2 MB if "hold-hugetlb" does, and for none of 1 GB),
-    /// precopy-protect if "write-tracking" does, and uffd-move if "memory-in-place" does. The engine
-    /// mprotect works wherever a job can.
+    /// "hugetlb-2m" or "free-memory". pageleap_engine has the topic of each engine.
     pub topic: *const c_char,
     /// Its state.
     pub state: pageleap_state,

@@ -166,138 +166,90 @@ impl Prot {
     }
 }
 
-/// The operations of the boundary to the kernel, as reports count them and errors name them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(usize)]
-pub enum Call {
-    /// Creation and sealing of a memory file.
-    CreateFile,
-    /// Reservation of address space.
-    Reserve,
-    /// Return of address space.
-    Release,
-    /// A mapping is removed, and its address space kept.
-    Vacate,
-    /// A fixed shared mapping of a memory file.
-    Map,
-    /// Page tables move from one mapping to another.
-    Exchange,
-    /// A change of protection.
-    Protect,
-    /// `madvise` that changes no contents.
-    Advise,
-    /// `madvise` that fills page tables.
-    Populate,
-    /// `madvise` that makes huge pages.
-    Collapse,
-    /// `mlock2` or `munlock`.
-    Lock,
-    /// `mbind`.
-    Bind,
-    /// `set_mempolicy`.
-    PreferTables,
-    /// The query of the nodes on which pages lie.
-    QueryNodes,
-    /// Moving pages to another node by the kernel.
-    MovePages,
-    /// Opening a userfaultfd, and the event that ends its service.
-    OpenTracker,
-    /// Registration of a range with a userfaultfd.
-    Track,
-    /// The end of a registration.
-    Untrack,
-    /// Write-protection of a registered range.
-    MarkClean,
-    /// The end of write-protection, for a page that a thread wants to write to.
-    LetWrite,
-    /// The query of the pages that were written.
-    Scan,
-    /// Waking the threads that wait for a range.
-    Wake,
-    /// Reading frames through their file.
-    ReadFile,
-    /// Moving pages out of a range.
-    TakePages,
-    /// Moving pages into a range.
-    BringPages,
-    /// Filling holes of a range with new pages.
-    FillPages,
-    /// `madvise` that gives pages back.
-    Discard,
-    /// Opening the pagemap of this process, for PAGEMAP_SCAN.
-    OpenPagemap,
-    /// A mapping moves, with its page tables, into a hole.
-    MoveMapping,
+/// Makes [`Call`] of one list, so that no operation lacks its number or its name.
+macro_rules! calls {
+    ($($(#[$doc:meta])+ $call:ident = $name:literal,)+) => {
+        /// The operations of the boundary to the kernel, as reports count them and errors name
+        /// them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(usize)]
+        pub enum Call {
+            $($(#[$doc])+ $call,)+
+        }
+
+        impl Call {
+            /// All operations, in the order of their numbers.
+            pub const ALL: [Call; [$($name),+].len()] = [$(Call::$call),+];
+
+            /// The name of the system call.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Call::$call => $name,)+
+                }
+            }
+        }
+    };
 }
 
-impl Call {
-    /// All operations, in the order of their numbers.
-    pub const ALL: [Call; 29] = [
-        Call::CreateFile,
-        Call::Reserve,
-        Call::Release,
-        Call::Vacate,
-        Call::Map,
-        Call::Exchange,
-        Call::Protect,
-        Call::Advise,
-        Call::Populate,
-        Call::Collapse,
-        Call::Lock,
-        Call::Bind,
-        Call::PreferTables,
-        Call::QueryNodes,
-        Call::MovePages,
-        Call::OpenTracker,
-        Call::Track,
-        Call::Untrack,
-        Call::MarkClean,
-        Call::LetWrite,
-        Call::Scan,
-        Call::Wake,
-        Call::ReadFile,
-        Call::TakePages,
-        Call::BringPages,
-        Call::FillPages,
-        Call::Discard,
-        Call::OpenPagemap,
-        Call::MoveMapping,
-    ];
-
-    /// The name of the system call.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Call::CreateFile => "memfd_create",
-            Call::Reserve => "mmap(PROT_NONE)",
-            Call::Release => "munmap",
-            Call::Vacate => "mmap(MAP_FIXED|PROT_NONE)",
-            Call::Map => "mmap(MAP_FIXED|MAP_SHARED)",
-            Call::Exchange => "mremap(DONTUNMAP)",
-            Call::Protect => "mprotect",
-            Call::Advise => "madvise",
-            Call::Populate => "madvise(POPULATE)",
-            Call::Collapse => "madvise(COLLAPSE)",
-            Call::Lock => "mlock2",
-            Call::Bind => "mbind",
-            Call::PreferTables => "set_mempolicy",
-            Call::QueryNodes => "move_pages(query)",
-            Call::MovePages => "move_pages",
-            Call::OpenTracker => "userfaultfd",
-            Call::Track => "UFFDIO_REGISTER",
-            Call::Untrack => "UFFDIO_UNREGISTER",
-            Call::MarkClean => "UFFDIO_WRITEPROTECT",
-            Call::LetWrite => "UFFDIO_WRITEPROTECT(0)",
-            Call::Scan => "PAGEMAP_SCAN",
-            Call::Wake => "UFFDIO_WAKE",
-            Call::ReadFile => "pread",
-            Call::TakePages => "UFFDIO_MOVE(out)",
-            Call::BringPages => "UFFDIO_MOVE(in)",
-            Call::FillPages => "UFFDIO_COPY",
-            Call::Discard => "madvise(DONTNEED)",
-            Call::OpenPagemap => "open(/proc/self/pagemap)",
-            Call::MoveMapping => "mremap",
-        }
-    }
+calls! {
+    /// Creation and sealing of a memory file.
+    CreateFile = "memfd_create",
+    /// Reservation of address space.
+    Reserve = "mmap(PROT_NONE)",
+    /// Return of address space.
+    Release = "munmap",
+    /// A mapping is removed, and its address space kept.
+    Vacate = "mmap(MAP_FIXED|PROT_NONE)",
+    /// A fixed shared mapping of a memory file.
+    Map = "mmap(MAP_FIXED|MAP_SHARED)",
+    /// Page tables move from one mapping to another.
+    Exchange = "mremap(DONTUNMAP)",
+    /// A change of protection.
+    Protect = "mprotect",
+    /// `madvise` that changes no contents.
+    Advise = "madvise",
+    /// `madvise` that fills page tables.
+    Populate = "madvise(POPULATE)",
+    /// `madvise` that makes huge pages.
+    Collapse = "madvise(COLLAPSE)",
+    /// `mlock2` or `munlock`.
+    Lock = "mlock2",
+    /// `mbind`.
+    Bind = "mbind",
+    /// `set_mempolicy`.
+    PreferTables = "set_mempolicy",
+    /// The query of the nodes on which pages lie.
+    QueryNodes = "move_pages(query)",
+    /// Moving pages to another node by the kernel.
+    MovePages = "move_pages",
+    /// Opening a userfaultfd, and the event that ends its service.
+    OpenTracker = "userfaultfd",
+    /// Registration of a range with a userfaultfd.
+    Track = "UFFDIO_REGISTER",
+    /// The end of a registration.
+    Untrack = "UFFDIO_UNREGISTER",
+    /// Write-protection of a registered range.
+    MarkClean = "UFFDIO_WRITEPROTECT",
+    /// The end of write-protection, for a page that a thread wants to write to.
+    LetWrite = "UFFDIO_WRITEPROTECT(0)",
+    /// The query of the pages that were written.
+    Scan = "PAGEMAP_SCAN",
+    /// Waking the threads that wait for a range.
+    Wake = "UFFDIO_WAKE",
+    /// Reading frames through their file.
+    ReadFile = "pread",
+    /// Moving pages out of a range.
+    TakePages = "UFFDIO_MOVE(out)",
+    /// Moving pages into a range.
+    BringPages = "UFFDIO_MOVE(in)",
+    /// Filling holes of a range with new pages.
+    FillPages = "UFFDIO_COPY",
+    /// `madvise` that gives pages back.
+    Discard = "madvise(DONTNEED)",
+    /// Opening the pagemap of this process, for PAGEMAP_SCAN.
+    OpenPagemap = "open(/proc/self/pagemap)",
+    /// A mapping moves, with its page tables, into a hole.
+    MoveMapping = "mremap",
 }
 
 impl fmt::Display for Call {

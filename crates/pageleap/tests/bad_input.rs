@@ -160,11 +160,8 @@ fn invalid_settings_are_refused() {
     scene.refused(scene.job().area_bytes(4097).start(), true, &["area size", "4097", "multiple"]);
     scene.refused(scene.job().reduction_factor(0).start(), true, &["reduction factor", "1"]);
     let engine = "move_pages".parse::<EngineChoice>();
-    scene.refused(
-        engine,
-        true,
-        &["engine", "`move_pages`", "auto, precopy, stop-copy, wp-sync, precopy-protect, mprotect"],
-    );
+    let all = EngineChoice::ALL.map(|choice| choice.to_string()).join(", ");
+    scene.refused(engine, true, &["engine", "`move_pages`", "use auto, precopy", &all]);
     scene.refused("3m".parse::<PageSize>(), true, &["page size", "`3m`", "use 4k, thp, 2m or 1g"]);
     scene.still_works();
 }

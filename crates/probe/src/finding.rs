@@ -246,7 +246,7 @@ pub enum Need {
     Residency,
     /// Proof that physical frames have changed.
     Verification,
-    /// The engines that follow writes instead of forbidding them: all but
+    /// The engines of regions that need a userfaultfd: all but
     /// [`Engine::Mprotect`](pageleap::Engine::Mprotect).
     Following,
     /// The engine [`MemoryEngine::UffdMove`](pageleap::MemoryEngine::UffdMove), for memory that no pool
@@ -458,5 +458,23 @@ impl fmt::Display for Finding {
             write!(f, "; {}", self.reason)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use pageleap::Engine;
+
+    use super::*;
+
+    #[test]
+    fn the_engines_with_which_no_call_fails_are_named() {
+        let words = |text: &'static str| text.split([' ', ',']).collect::<BTreeSet<_>>();
+        let named = words(Need::Following.text());
+        for engine in Engine::ALL {
+            assert_eq!(named.contains(engine.name()), !engine.signals(), "{engine}");
+        }
     }
 }

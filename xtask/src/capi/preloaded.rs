@@ -15,7 +15,8 @@ use crate::process;
 use crate::scratch::Scratch;
 use crate::tally::Outcome;
 
-/// The engines that keep system calls of a program whole, which nobody has written for leaps.
+/// `auto`, and the engines with which no system call fails because of a leap (`Engine::signals` is
+/// false), because these programs were not written for leaps.
 const ENGINES: [&str; 4] = ["auto", "precopy", "stop-copy", "wp-sync"];
 
 /// Megabytes of each of the two pools of a process.
