@@ -42,6 +42,15 @@ impl Asked {
         }
     }
 
+    /// Whether pages that are on the right node already stay there, so that on a machine with one
+    /// node nothing moves.
+    pub fn moves_to_other_nodes_only(self) -> bool {
+        match self {
+            Asked::Memory(MemoryEngine::Kernel) => true,
+            Asked::Memory(MemoryEngine::UffdMove) | Asked::Region(_) | Asked::Auto => false,
+        }
+    }
+
     /// The engine for memory that no pool owns, if one is asked for.
     pub fn memory_engine(self) -> Option<MemoryEngine> {
         match self {

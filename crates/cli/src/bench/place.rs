@@ -181,7 +181,9 @@ impl Memory {
                 let reserve = match engine.choice.memory_engine() {
                     // The kernel takes fresh memory itself, so no reserve is of use.
                     Some(MemoryEngine::Kernel) => None,
-                    _ => Some(Reserve::new(private.to, private.bytes(), private.page)?),
+                    Some(MemoryEngine::UffdMove) | None => {
+                        Some(Reserve::new(private.to, private.bytes(), private.page)?)
+                    }
                 };
                 let populate_ns = reserve.is_some().then(|| began.elapsed().as_nanos() as u64);
                 let migration = reserve
@@ -212,7 +214,7 @@ impl Memory {
         match self {
             Memory::Region(pools) => pools.unfit(engine.choice.for_region().expect(OF_REGION)),
             Memory::Private(Private { from, to, .. })
-                if from == to && engine.choice.memory_engine() == Some(MemoryEngine::Kernel) =>
+                if from == to && engine.choice.moves_to_other_nodes_only() =>
             {
                 Ok(Some("it moves pages to other nodes only".into()))
             }

@@ -5,10 +5,12 @@ use std::fmt;
 use crate::kernel;
 use crate::units::EngineName;
 
-/// A method by which [`MemoryMigration`](crate::MemoryMigration) moves pages.
+/// A method of moving memory that no pool owns: an option of
+/// [`MemoryMigration`](crate::MemoryMigration), which moves memory of this process.
+/// [`KernelMigration`](crate::KernelMigration), which also moves memory of other processes, has no
+/// such option, because [`MemoryEngine::Kernel`] is the only method for them.
 ///
-/// Reports name it: `report.engine == MemoryEngine::UffdMove`.
-/// [`KernelMigration`](crate::KernelMigration) always moves by [`MemoryEngine::Kernel`].
+/// Reports name the method: `report.engine == MemoryEngine::UffdMove`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MemoryEngine {
     /// UFFDIO_MOVE, for private anonymous memory: pages leave their range, are copied, and the
@@ -20,8 +22,8 @@ pub enum MemoryEngine {
 }
 
 impl MemoryEngine {
-    /// All engines. By default the library uses the first one where it works, and the last one for
-    /// the rest.
+    /// All engines, in the order in which the library prefers them: by default it uses the first
+    /// one where that works, and the last one for the rest.
     pub const ALL: [MemoryEngine; 2] = [MemoryEngine::UffdMove, MemoryEngine::Kernel];
 
     const fn named(self) -> EngineName {

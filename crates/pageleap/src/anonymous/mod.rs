@@ -247,14 +247,18 @@ impl MemoryMigration {
         let ranges: Vec<Range<usize>> =
             self.ranges.iter().map(|(range, _)| range.clone()).collect();
         let forced = self.engine;
-        let mut memory = RangeMemory::read(&ranges, forced == Some(MemoryEngine::UffdMove))?;
-        let kernel = match forced {
-            Some(MemoryEngine::Kernel) => Err("asked for".into()),
-            _ if memory.in_place.is_empty() => {
+        let only_in_place = match forced {
+            Some(MemoryEngine::UffdMove) => true,
+            Some(MemoryEngine::Kernel) | None => false,
+        };
+        let mut memory = RangeMemory::read(&ranges, only_in_place)?;
+        let kernel = match (forced, memory.in_place.is_empty()) {
+            (Some(MemoryEngine::Kernel), _) => Err("asked for".into()),
+            (Some(MemoryEngine::UffdMove) | None, true) => {
                 Err("the ranges have no private anonymous memory that can be written".into())
             }
-            Some(_) => Ok(open()?),
-            None => open().map_err(|error| match error {
+            (Some(MemoryEngine::UffdMove), false) => Ok(open()?),
+            (None, false) => open().map_err(|error| match error {
                 Error::EngineRefused { reason, .. } => reason,
                 other => other.to_string(),
             }),

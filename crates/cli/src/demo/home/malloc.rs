@@ -176,7 +176,7 @@ pub fn moves_in_place(args: &DemoArgs, [from, to]: [u32; 2]) -> Result<bool, Sto
         Some(MemoryEngine::Kernel) => {
             format!("--engine {}: it moves pages to other nodes only", MemoryEngine::Kernel)
         }
-        _ => match why_not_in_place(NodeId(from))? {
+        Some(MemoryEngine::UffdMove) | None => match why_not_in_place(NodeId(from))? {
             None => return Ok(true),
             Some(_) if forced.is_none() && from != to => return Ok(false),
             Some(why) => format!("--memory malloc: {why}"),
