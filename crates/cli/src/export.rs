@@ -96,25 +96,13 @@ struct Export {
 impl Opened {
     /// Prints a result, and writes it to all files.
     pub fn print(&self, document: &Document, json: bool) -> anyhow::Result<()> {
-        self.write_all(output::print(document, json), |format| Ok(format.write(document)))
+        self.write(output::print(document, json), |format| Ok(format.write(document)))
     }
 
-    /// Writes a result that has two forms, JSON and text, to all files. `printed` is the outcome of
-    /// printing it, and `result` makes JSON if it is called with `true`.
+    /// Writes a result to each file, even if another one or standard output has failed. `printed` is
+    /// the outcome of printing it, and `result` makes it in a format. The error names everything
+    /// that failed.
     pub fn write(
-        &self,
-        printed: anyhow::Result<()>,
-        result: impl Fn(bool) -> anyhow::Result<String>,
-    ) -> anyhow::Result<()> {
-        self.write_all(printed, |format| match format {
-            Format::Json => result(true),
-            Format::Text { .. } => result(false),
-        })
-    }
-
-    /// Writes each file, even if another one or standard output has failed. The error names
-    /// everything that failed.
-    fn write_all(
         &self,
         printed: anyhow::Result<()>,
         result: impl Fn(Format) -> anyhow::Result<String>,

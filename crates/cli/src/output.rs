@@ -9,15 +9,19 @@ use pageleap_measure::export::{Format, WIDEST};
 /// Terminals that are narrower get lines of this width all the same.
 const NARROWEST: usize = 44;
 
-/// Prints a result as text, or as one JSON object. Text fits the width of the terminal, if standard
-/// output is one.
+/// Prints a result as text, or as one JSON object.
 pub fn print(document: &Document, json: bool) -> anyhow::Result<()> {
-    let format = match (json, terminal_columns()) {
+    write(&format(json).write(document))
+}
+
+/// The format of standard output: one JSON object, or text that fits the width of the terminal, if
+/// standard output is one.
+pub fn format(json: bool) -> Format {
+    match (json, terminal_columns()) {
         (true, _) => Format::Json,
         (false, None) => Format::WIDE,
         (false, Some(columns)) => Format::Text { width: columns.clamp(NARROWEST, WIDEST) },
-    };
-    write(&format.write(document))
+    }
 }
 
 /// Columns of the terminal; `None` if standard output is something else.

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::Args;
 use pageleap::PageSize;
 use pageleap::topology::SysFiles;
+use pageleap_measure::export::Format;
 use pageleap_probe::{Capabilities, Demand, Finding};
 
 use crate::export::Exports;
@@ -79,8 +80,11 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode, Stop> {
     let trial = capabilities.try_leap(&demand);
     let diagnosis = Diagnosis { capabilities, demand, trial, sysroot: args.sysroot.clone() };
     let report = Report::of(&diagnosis);
-    let shown = |json| if json { report.json() + "\n" } else { report.text() };
-    let printed = output::write(&shown(args.json));
-    exports.write(printed, |json| Ok(shown(json)))?;
+    let shown = |format| match format {
+        Format::Json => report.json() + "\n",
+        Format::Text { .. } => report.text(),
+    };
+    let printed = output::write(&shown(output::format(args.json)));
+    exports.write(printed, |format| Ok(shown(format)))?;
     Ok(if diagnosis.leap_possible() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }

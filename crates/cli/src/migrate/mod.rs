@@ -204,8 +204,9 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
     if args.dry_run {
         let warnings = migration.check()?.into_iter().map(|warning| warning.text);
         let warnings: Vec<String> = warnings.collect();
-        let show = |json| plan::show(&plans, &to, from.as_deref(), &warnings, args.shared, json);
-        let printed = printed(output::write(&show(args.json)?));
+        let show =
+            |format| plan::show(&plans, &to, from.as_deref(), &warnings, args.shared, format);
+        let printed = printed(output::write(&show(output::format(args.json))?));
         exports.write(printed, show)?;
         return all_read(&left_out);
     }
@@ -213,9 +214,9 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
     let shares = plan::shares(&to);
     let most = plans.iter().map(|plan| plan.most_bytes(&shares, from.as_deref())).sum();
     let report = follow(migration.start()?, most);
-    let show = |json, columns| summary::show(&report, &plans, &to, json, columns);
-    let shown = output::write(&show(args.json, output::terminal_columns())?);
-    let written = exports.write(printed(shown), |json| show(json, None));
+    let show = |format, columns| summary::show(&report, &plans, &to, format, columns);
+    let shown = output::write(&show(output::format(args.json), output::terminal_columns())?);
+    let written = exports.write(printed(shown), |format| show(format, None));
     export::conclude(conclude(&report, args), written)?;
     all_read(&left_out)
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use anyhow::Context;
 use pageleap::process::{MappingKind, MappingMemory, Movable, ProcessMemory};
 use pageleap::{NodeId, Placement, Spread};
+use pageleap_measure::export::Format;
 use pageleap_measure::figures::human_bytes;
 use serde::Serialize;
 
@@ -143,38 +144,51 @@ struct JsonProcess<'a> {
     kinds: BTreeMap<&'static str, Amounts>,
 }
 
-/// The plan of `--dry-run`, as text or JSON.
+/// The amounts of a process that is to move, by kind of mapping.
+type OfProcess<'a> = (&'a ProcessMemory, BTreeMap<MappingKind, Amounts>);
+
+/// The plan of `--dry-run` in a format.
 pub(super) fn show(
     plans: &[Plan<'_>],
     to: &Placement,
     from: Option<&[NodeId]>,
     warnings: &[String],
     shared: bool,
-    json: bool,
+    format: Format,
 ) -> anyhow::Result<String> {
     let of_plans = plans.iter().flat_map(Plan::warnings);
     let warnings: Vec<String> = warnings.iter().cloned().chain(of_plans).collect();
     let shares = shares(to);
-    let of = |plan: &Plan<'_>| {
-        let kinds = plan.amounts(&shares, from);
-        (plan.memory.pid, plan.memory.name.clone(), kinds)
-    };
-    let all: Vec<(u32, String, BTreeMap<MappingKind, Amounts>)> = plans.iter().map(of).collect();
-    if json {
-        let processes = all
-            .iter()
-            .map(|(pid, name, kinds)| JsonProcess {
-                pid: *pid,
-                name,
-                kinds: kinds.iter().map(|(kind, a)| (kind.name(), *a)).collect(),
-            })
-            .collect();
-        let plan = JsonPlan { dry_run: true, processes, warnings };
-        return Ok(serde_json::to_string(&plan).context("the plan could not be written")? + "\n");
+    let all: Vec<OfProcess<'_>> =
+        plans.iter().map(|plan| (plan.memory, plan.amounts(&shares, from))).collect();
+    match format {
+        Format::Json => json(&all, warnings),
+        Format::Text { .. } => Ok(text(&all, &warnings, shares.len() > 1, shared)),
     }
+}
+
+fn json(all: &[OfProcess<'_>], warnings: Vec<String>) -> anyhow::Result<String> {
+    let processes = all
+        .iter()
+        .map(|(memory, kinds)| JsonProcess {
+            pid: memory.pid,
+            name: &memory.name,
+            kinds: kinds.iter().map(|(kind, a)| (kind.name(), *a)).collect(),
+        })
+        .collect();
+    let plan = JsonPlan { dry_run: true, processes, warnings };
+    Ok(serde_json::to_string(&plan).context("the plan could not be written")? + "\n")
+}
+
+fn text(
+    all: &[OfProcess<'_>],
+    warnings: &[String],
+    has_several_targets: bool,
+    shared: bool,
+) -> String {
     let mut out = String::from("Nothing is moved (--dry-run).\n");
-    for (pid, name, kinds) in &all {
-        out += &format!("\n{name} ({pid})\n");
+    for (memory, kinds) in all {
+        out += &format!("\n{} ({})\n", memory.name, memory.pid);
         let head = ["mapping", "resident", "on target", "to move", "elsewhere", "shared"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         for (kind, amounts) in kinds {
@@ -191,7 +205,7 @@ pub(super) fn show(
         }
         out += &output::aligned(&rows, "  ", |column, _| column == 0);
     }
-    if shares.len() > 1 {
+    if has_several_targets {
         out += "\nWhich page goes to which node is not looked at: \"to move\" is an estimate.\n";
     }
     if !shared {
@@ -201,7 +215,7 @@ pub(super) fn show(
     for warning in warnings {
         out += &format!("\nnote: {warning}\n");
     }
-    Ok(out)
+    out
 }
 
 /// The nodes of a placement, each with its share of the pages.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Context;
 use pageleap::{BASE_PAGE, Ended, PageOutcome, PageRun, Placement, Reason, Report};
+use pageleap_measure::export::Format;
 use pageleap_measure::figures::{grouped, human_ns};
 use serde::Serialize;
 
@@ -110,21 +111,22 @@ struct JsonRun {
     reason: Option<String>,
 }
 
-/// The summary as JSON, or as text for so many columns.
+/// The summary in a format. Text is wrapped to `columns` columns; `None`: it is not wrapped.
 pub(super) fn show(
     report: &Report,
     plans: &[Plan<'_>],
     to: &Placement,
-    is_json: bool,
+    format: Format,
     columns: Option<usize>,
 ) -> anyhow::Result<String> {
-    if is_json {
-        let summary = json(report, plans, to);
-        return Ok(
-            serde_json::to_string(&summary).context("the summary could not be written")? + "\n"
-        );
+    match format {
+        Format::Json => {
+            let summary = json(report, plans, to);
+            let text = serde_json::to_string(&summary);
+            Ok(text.context("the summary could not be written")? + "\n")
+        }
+        Format::Text { .. } => Ok(text(report, plans, columns)),
     }
-    Ok(text(report, plans, columns))
 }
 
 /// Bytes per second of the whole move.

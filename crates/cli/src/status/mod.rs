@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use pageleap::process::{MappingMemory, ProcessMemory};
+use pageleap_measure::export::Format;
 
 use crate::export::Exports;
 use crate::selection::Selection;
@@ -92,9 +93,9 @@ pub fn run(args: &StatusArgs) -> Result<(), Stop> {
         // success.
         let is_gone = printed.as_ref().is_err_and(output::is_broken_pipe);
         let printed = if is_gone { Ok(()) } else { printed };
-        exports.write(printed, |json| match json {
-            true => object(&shown),
-            false => Ok(text::text(&shown, args.all, false, None)),
+        exports.write(printed, |format| match format {
+            Format::Json => object(&shown),
+            Format::Text { .. } => Ok(text::text(&shown, args.all, false, None)),
         })?;
         if is_gone {
             return Ok(());

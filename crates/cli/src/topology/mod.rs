@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use pageleap::topology::{Node, SysFiles, Topology};
+use pageleap_measure::export::Format;
 
 use crate::export::Exports;
 use crate::output;
@@ -56,16 +57,16 @@ pub fn run(args: &TopologyArgs) -> Result<(), Stop> {
     };
     let shown: Vec<&Node> =
         topology.nodes().iter().filter(|node| shown.contains(&node.id)).collect();
-    let result = |json| -> anyhow::Result<String> {
-        match json {
-            true => {
+    let result = |format| -> anyhow::Result<String> {
+        match format {
+            Format::Json => {
                 let machine = json::Machine::of(&topology, &shown);
                 let text = serde_json::to_string(&machine);
                 Ok(text.context("the result could not be written as JSON")? + "\n")
             }
-            false => Ok(text::text(&topology, &shown, args.sysroot.is_none())),
+            Format::Text { .. } => Ok(text::text(&topology, &shown, args.sysroot.is_none())),
         }
     };
-    let printed = output::write(&result(args.json)?);
+    let printed = output::write(&result(output::format(args.json))?);
     Ok(exports.write(printed, result)?)
 }
