@@ -24,6 +24,8 @@ mod interpose;
 mod linux;
 #[cfg(feature = "testing")]
 mod model;
+#[cfg(feature = "testing")]
+mod model_state;
 #[cfg(not(loom))]
 mod tracker;
 #[cfg(not(loom))]

@@ -7,9 +7,9 @@
 //! Misuse panics: copying from a hole or from pages that are held, mapping past the end of a file.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+use super::model_state::{Entry, NOTHING, State, WORDS, pages, word};
 use super::{
     Ability, Advice, Backend, Call, CopyMethod, Descriptor, Errno, Haste, Mapping, MemoryFile,
     PageRegion, Policy, Prot, Tracker, page_is,
@@ -19,10 +19,6 @@ use crate::observe::{AttributeRun, Attributes};
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::units::{BASE_PAGE, PageSize};
 
-/// Words of a model page that hold data; the rest of the page is not modelled. Small, so that a
-/// model checker copies little.
-const WORDS: usize = 4;
-
 /// An access that the address space does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelFault {
@@ -30,69 +26,6 @@ pub struct ModelFault {
     pub addr: usize,
     /// Whether it was a store.
     pub write: bool,
-}
-
-#[derive(Clone, Copy)]
-struct Entry {
-    /// File and page in it; `None` for reserved address space.
-    frame: Option<(usize, usize)>,
-    prot: Prot,
-    dont_fork: bool,
-    dont_dump: bool,
-    locked: bool,
-    /// The node of the page tables that map it.
-    tables: Option<u32>,
-    /// Whether there is no page table entry: the next access makes one.
-    absent: bool,
-    /// The tracker that follows the writes to it.
-    tracked: Option<i32>,
-    /// Whether it has not been written to since it was marked. A page without an entry keeps this
-    /// too.
-    clean: bool,
-    /// Whether a thread that finds no page table entry waits.
-    held: bool,
-}
-
-impl Entry {
-    fn untrack(&mut self) {
-        *self = self.untracked();
-    }
-
-    fn untracked(self) -> Entry {
-        Entry { tracked: None, held: false, clean: false, ..self }
-    }
-}
-
-#[derive(Default)]
-struct State {
-    files: Vec<Vec<[u64; WORDS]>>,
-    /// The files of hugetlb pages. Such a page is as many base pages here as on a real machine.
-    hugetlb: BTreeSet<usize>,
-    /// Whether the machine has hugetlb pages.
-    has_hugetlb: bool,
-    /// The node of each page of each file.
-    nodes: Vec<Vec<u32>>,
-    space: BTreeMap<usize, Entry>,
-    next: usize,
-    forbidden: BTreeSet<u32>,
-    /// The process that traces all threads.
-    tracer: Option<u32>,
-    /// The accesses that wait, and their addresses.
-    waiting: BTreeMap<u64, usize>,
-    /// How many accesses have waited so far.
-    waits: u64,
-    /// How many accesses have begun to wait for each tracker since they were last counted.
-    came: BTreeMap<i32, u64>,
-    /// The open trackers, and the ability of each.
-    trackers: BTreeMap<i32, Ability>,
-    next_tracker: i32,
-    /// Messages that no server has read: a tracker, and the address to which an access waits to
-    /// write.
-    messages: VecDeque<(i32, usize)>,
-    /// Trackers whose server has to return.
-    ended: BTreeSet<i32>,
-    /// Files whose descriptors other code has closed.
-    lost: BTreeSet<i32>,
 }
 
 std::thread_local! {
@@ -259,77 +192,6 @@ impl Model {
         self.state().space.len()
     }
 }
-
-fn word(addr: usize) -> usize {
-    assert_eq!(addr % 8, 0, "the model knows aligned words only");
-    let word = addr % BASE_PAGE / 8;
-    assert!(word < WORDS, "the model keeps the first {WORDS} words of a page only");
-    word
-}
-
-fn pages(addr: usize, len: usize) -> std::ops::Range<usize> {
-    assert!(
-        addr.is_multiple_of(BASE_PAGE) && len.is_multiple_of(BASE_PAGE) && len > 0,
-        "{addr:#x} + {len:#x}"
-    );
-    addr / BASE_PAGE..(addr + len) / BASE_PAGE
-}
-
-impl State {
-    fn translate(&self, addr: usize, allows: fn(Prot) -> bool) -> Option<(usize, usize)> {
-        self.space.get(&(addr / BASE_PAGE)).filter(|e| allows(e.prot)).and_then(|e| e.frame)
-    }
-
-    /// The number of bytes at an address that are copied in one step.
-    fn step(&self, addr: usize) -> usize {
-        let frame = self.space.get(&(addr / BASE_PAGE)).and_then(|e| e.frame);
-        let is_hugetlb = frame.is_some_and(|(file, _)| self.hugetlb.contains(&file));
-        if is_hugetlb { PageSize::Huge2M.bytes() / 4 } else { BASE_PAGE }
-    }
-
-    /// The frame at an address of the caller's own. Panics if the caller would have to wait for it.
-    fn own(&mut self, addr: usize, allows: fn(Prot) -> bool) -> (usize, usize) {
-        let frame = self.translate(addr, allows).expect("a hole was to be copied");
-        let entry = self.space.get_mut(&(addr / BASE_PAGE)).expect("it was found there");
-        assert!(!(entry.absent && entry.held), "the migrator waits for itself");
-        entry.absent = false;
-        frame
-    }
-
-    /// Changes each page of a range; ENOMEM, without side effect, if it has a hole.
-    fn each(
-        &mut self,
-        addr: usize,
-        len: usize,
-        mut change: impl FnMut(&mut Entry),
-    ) -> Result<(), Errno> {
-        let range = pages(addr, len);
-        if self.space.range(range.clone()).count() != range.len() {
-            return Err(Errno(libc::ENOMEM));
-        }
-        self.space.range_mut(range).for_each(|(_, e)| change(e));
-        Ok(())
-    }
-
-    fn put(&mut self, addr: usize, len: usize, entry: impl Fn(usize) -> Entry) {
-        for (i, page) in pages(addr, len).enumerate() {
-            self.space.insert(page, entry(i));
-        }
-    }
-}
-
-const NOTHING: Entry = Entry {
-    frame: None,
-    prot: Prot::NONE,
-    dont_fork: false,
-    dont_dump: false,
-    locked: false,
-    tables: None,
-    absent: false,
-    tracked: None,
-    clean: false,
-    held: false,
-};
 
 // SAFETY: its addresses are its own, and it says so.
 unsafe impl Backend for Model {
