@@ -25,8 +25,9 @@ const MB: usize = 1 << 20;
 /// Bytes of most regions of these tests.
 const BYTES: usize = 4 * MB;
 
-/// Writes rising values to this thread's words until stopped. Each value is checked before the next
-/// one replaces it. Of every `STRIDE`-th word, thread `first` of `threads` has every `threads`-th.
+/// Writes rising values to the words of one writer until stopped, and checks each value before it
+/// replaces it. Writers share every 64th word of the region in turns: with `threads` writers, the
+/// one with the number `first` has the words `64 * first`, `64 * (first + threads)` and so on.
 fn write_until(
     stop: &AtomicBool,
     rounds: &AtomicU64,

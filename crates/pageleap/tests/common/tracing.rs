@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
@@ -46,7 +47,9 @@ pub fn check_stayed(report: &Report, remedy: &str) {
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A program that a test runs, and talks to: it says a line that begins with `ready`, and goes on
-/// when it gets a line.
+/// when it gets a line. It has a process group of its own, with the command that runs it. When the
+/// value is dropped, all of the group ends, because a program that a failed test has left would
+/// take the CPUs from other tests.
 pub struct Program {
     child: Child,
     stdin: ChildStdin,
@@ -71,6 +74,7 @@ impl Program {
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env("PAGELEAP_TEST_CASE", case)
             .env("RUST_BACKTRACE", "0")
+            .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -97,16 +101,14 @@ impl Program {
             }),
         ];
         let [killed, over] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let (pid, kills, ended) = (child.id() as i32, killed.clone(), over.clone());
+        let (group, kills, ended) = (child.id() as i32, killed.clone(), over.clone());
         // A tracer that waits for ever ends with its program.
         std::thread::spawn(move || {
             let began = Instant::now();
             while !ended.load(SeqCst) {
                 if began.elapsed() > PATIENCE {
                     kills.store(true, SeqCst);
-                    // SAFETY: a child that has not been waited for.
-                    unsafe { libc::kill(pid, libc::SIGKILL) };
-                    return;
+                    return kill_group(group);
                 }
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -141,7 +143,7 @@ impl Program {
     }
 
     pub fn kill(mut self) {
-        self.child.kill().unwrap();
+        kill_group(self.pid());
         self.end();
     }
 
@@ -151,6 +153,21 @@ impl Program {
         assert!(!self.killed.load(SeqCst), "HUNG: {output}");
         assert!(status.success() && output.contains("running 1 test"), "{status}: {output}");
     }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if !self.over.swap(true, SeqCst) {
+            kill_group(self.pid());
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Ends a process that has not been waited for, and all others of its group.
+fn kill_group(leader: i32) {
+    // SAFETY: the group has the number of its leader, a child that is still there.
+    unsafe { libc::kill(-leader, libc::SIGKILL) };
 }
 
 /// What a program says: numbers for the test. Returns when it may go on.
