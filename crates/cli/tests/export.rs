@@ -109,7 +109,7 @@ fn several_files_get_the_result_beside_standard_output() {
         assert_eq!(folder.read("second.json"), object);
         assert_eq!(folder.read("third.txt"), shown);
         fs::remove_file(&first).unwrap();
-        // What is longer than the result leaves nothing behind.
+        // A longer file is replaced whole.
         fs::write(&second, "x".repeat(2 * object.len())).unwrap();
     }
 }
@@ -282,7 +282,7 @@ fn a_disk_that_is_full_at_the_end_leaves_the_file_and_the_printed_result() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), shown);
     assert_eq!((folder.read("old").as_str(), names(&folder.path())), ("old", vec!["old".into()]));
 
-    // What can be written is written.
+    // One file that cannot be written keeps no other one from being written.
     let (good, full) = (folder.at("good"), "/dev/full");
     let output = run(topology(&machine, &["--export-json", full, "--export-text", &good]));
     let said = stderr(&output);

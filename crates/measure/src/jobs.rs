@@ -137,8 +137,8 @@ impl<'a> Scene<'a> {
     }
 
     /// Writes to the ranges, copies them, and then moves them to the destination by one job. The
-    /// way back is not measured. `asks` sets the options of the job. Returns `None` as soon as
-    /// `stopped` is true.
+    /// way back is not measured. `asks` sets the options of the job. Returns `None` if
+    /// `stopped` is true before one of the copies; a job that has started is not stopped.
     ///
     /// # Errors
     /// If a job cannot be started, or ended early.

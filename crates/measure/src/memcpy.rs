@@ -141,8 +141,8 @@ impl<'a> Target<'a> {
         Copy { ns, cpu_ns: cpu_start.zip(cpu_ns()).map(|(from, to)| to - from) }
     }
 
-    /// Copies once by each of [`METHODS`], starting with another one in each run. Returns `None` as
-    /// soon as `stopped` is true.
+    /// Copies once by each of [`METHODS`], starting with another one in each run. Returns `None`
+    /// if `stopped` is true before one of these copies.
     pub fn copy_by_all_methods(&self, run: usize, stopped: &dyn Fn() -> bool) -> Option<Copies> {
         // A warm-up: the first copy finds other data in the caches.
         self.copy(METHODS[0]);

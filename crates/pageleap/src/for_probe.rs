@@ -3,8 +3,8 @@
 //! the version of `pageleap` that it was released with.
 //!
 //! The doctor says what pools and jobs will do here. It must judge by their own rules, because a copy
-//! of a rule is right only until the rule changes. What the public interface or `pageleap-sys` has is
-//! not repeated here.
+//! of a rule is right only until the rule changes. Items of the public interface and of
+//! `pageleap-sys` are not repeated here.
 
 /// The features that trackers ask a userfaultfd for: the doctor tries exactly these.
 pub use crate::backend::uffd::{BARRIER, EXCHANGE, HOLD, HOLD_HUGETLB, MOVE_IN_PLACE, TRACKING};

@@ -30,7 +30,7 @@ impl Swap {
                           chmod 600 $file && mkswap $file >/dev/null && swapon $file && echo on; \
                           cat >/dev/null; swapoff $file; rm -f $file";
 
-    /// `Err`: why there is none.
+    /// Adds a swap file of 64 MB. `Err`: why that is not possible here.
     fn on() -> Result<Swap, &'static str> {
         if !is_root() {
             return Err("only root can add a swap");

@@ -1,7 +1,7 @@
 //! Copies of memory that other threads may be writing at the same time.
 //!
 //! With `ptr::copy_nonoverlapping` such a copy would be a data race, and the compiler may assume
-//! that there is none. So the loops here are assembly, or a function of the C library behind a
+//! that programs have no data race. So the loops here are assembly, or a function of the C library behind a
 //! pointer; the compiler cannot see into either. A copy may be torn, which means that it mixes old
 //! and new bytes. That is harmless, because the protocol discards every copy during which a write
 //! was possible, before any thread can see it (`docs/protocol.md`, section 2.4).

@@ -56,7 +56,8 @@ impl Frames {
     }
 
     /// Replaces a part by a new mapping, for huge pages. Parts of a huge page that have moved as
-    /// base pages leave a page table behind, and a huge page is given only where there is none.
+    /// base pages leave a page table behind, and the kernel gives a huge page only where no page
+    /// table is.
     /// Before Linux 6.14, `MADV_DONTNEED` does not remove it.
     fn renew(&self, part: Range<usize>) -> Result<(), (Call, Errno)> {
         // SAFETY: nobody uses this part, because pages that leaps have taken lie elsewhere now.

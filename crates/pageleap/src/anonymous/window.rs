@@ -60,7 +60,7 @@ type Open<'a> = MutexGuard<'a, Range<usize>>;
 /// State that the worker, the attendant and the watcher share. It lies in the library's own
 /// mapping.
 pub(super) struct Shared {
-    /// The area whose pages may be away; empty while there is none.
+    /// The area whose pages may be away; empty outside of windows.
     open: Mutex<Range<usize>>,
     taking: Taking,
     served: Served,

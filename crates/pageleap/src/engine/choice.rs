@@ -328,8 +328,8 @@ pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
     }
 }
 
-/// The engine for an area that the job's engine cannot move. If there is none, the job's engine is
-/// tried until the area is given up.
+/// The engine for an area that the job's engine cannot move. Without another engine, the job's own
+/// is tried until the area is given up.
 fn instead(situation: &Situation) -> AreaEngine {
     let Situation { engine, stand_in, has_tracker, exchange_unsupported, .. } = *situation;
     // An engine that closes areas first has a tracker of its own, whose messages no thread has to

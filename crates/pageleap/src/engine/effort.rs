@@ -73,7 +73,8 @@ pub(crate) struct Counters {
     /// Events that the report shows unchanged.
     pub(crate) counts: JobCounts,
     /// Whether writers waited for a copy of many pages in this attempt. Either it was held, or the
-    /// call that should have let a writer in failed, or writers were faster than the copies.
+    /// call that should have opened the area for a writer failed, or writers were faster than the
+    /// copies.
     pub(crate) held: bool,
     /// Nanoseconds from closing the area to opening it, if it was closed.
     pub(crate) window_ns: u64,

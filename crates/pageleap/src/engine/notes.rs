@@ -12,8 +12,8 @@
 //! ```
 //!
 //! * **Following**: for a writer that waits for a protected page, the server unprotects the page,
-//!   then notes it ("lets the writer in").
-//! * **Letting**: the server is letting a writer in. Only the server leaves this phase. So once a
+//!   then notes it.
+//! * **Letting**: the server is unprotecting a page. Only the server leaves this phase. So once a
 //!   migrator has closed the notes, no page becomes writable any more, and every page that became
 //!   writable is noted.
 //! * **Closed**, **Idle**: writers wait until the migrator wakes them.
@@ -41,7 +41,7 @@ pub(crate) struct WriteNotes {
     pages: AtomicUsize,
     page_bytes: AtomicUsize,
     written: [AtomicU64; WORDS],
-    /// How often the server let a writer in.
+    /// How often the server unprotected a page.
     lettings: AtomicU64,
 }
 
@@ -72,9 +72,9 @@ impl WriteNotes {
     // Migrator's side
     // ---------------------------------------------------------------------------------------------
 
-    /// Lets writers into the `len` bytes from `start` from now on. The call must come before the
-    /// first write-protecting call: a writer that waited earlier would not be let in, and would
-    /// wait until the attempt is over.
+    /// From now on, pages of the `len` bytes from `start` are unprotected for writers. The call must
+    /// come before the first write-protecting call, because a writer that began to wait earlier
+    /// would wait until the attempt is over.
     pub(crate) fn begin(&self, start: usize, len: usize, page_bytes: usize) {
         let word = self.word.load();
         debug_assert_eq!(word & PHASE_MASK, IDLE, "one attempt at a time");
@@ -87,8 +87,8 @@ impl WriteNotes {
         self.word.set_and_wake(Self::next(word, FOLLOWING));
     }
 
-    /// Keeps writers out from now on. When the call returns, no writer is being let in, and the
-    /// pages of all writers that were let in are noted.
+    /// From now on, no page is unprotected for a writer. When the call returns, all pages that were
+    /// unprotected are noted.
     pub(crate) fn close(&self) {
         self.leave(CLOSED);
     }
@@ -109,7 +109,7 @@ impl WriteNotes {
         }
     }
 
-    /// How often the server let a writer in since the last call.
+    /// How often the server unprotected a page since the last call.
     #[cfg(not(loom))]
     pub(crate) fn take_lettings(&self) -> u64 {
         self.lettings.swap(0, Ordering::Relaxed)
@@ -146,10 +146,10 @@ impl WriteNotes {
     // Server's side
     // ---------------------------------------------------------------------------------------------
 
-    /// Handles a writer that waits to write to `addr`. In phase Following, calls `let_in` for the
-    /// page (address, bytes) to unprotect it, and notes the page. If `let_in` fails, with or
-    /// without effect, writers of the page wait until the attempt is over, or have written.
-    pub(crate) fn wanted(&self, addr: usize, let_in: impl FnOnce(usize, usize)) {
+    /// Handles a writer that waits to write to `addr`. In phase Following, calls `unprotect`
+    /// for the page (address, bytes), and notes the page. If `unprotect` fails, with or without
+    /// effect, writers of the page wait until the attempt is over, or have written.
+    pub(crate) fn wanted(&self, addr: usize, unprotect: impl FnOnce(usize, usize)) {
         let word = self.word.load();
         let start = self.start.load(Ordering::Relaxed);
         let page_bytes = self.page_bytes.load(Ordering::Relaxed);
@@ -161,12 +161,12 @@ impl WriteNotes {
         if !self.word.exchange(word, letting) {
             return; // The migrator has closed it: nobody else changes the word now.
         }
-        // `let_in` lifts any protection of the page, even another worker's, so `leave` waits for
+        // `unprotect` lifts any protection of the page, even another worker's, so `leave` waits for
         // us.
         //
         // The note comes after the call. Otherwise the migrator could find the note and protect the
         // page again, and then this call would make the page writable without a note.
-        let_in(start + page * page_bytes, page_bytes);
+        unprotect(start + page * page_bytes, page_bytes);
         self.written[page / 64].fetch_or(1 << (page % 64), Ordering::Release);
         self.lettings.fetch_add(1, Ordering::Relaxed);
         self.word.set_and_wake(Self::next(letting, FOLLOWING));
@@ -189,17 +189,17 @@ mod tests {
     #[test]
     fn pages_are_noted_when_they_have_been_let_go_and_only_while_the_area_is_followed() {
         let notes = WriteNotes::new();
-        let refuse = |_: usize, _: usize| panic!("nobody is to be let in");
+        let refuse = |_: usize, _: usize| panic!("no page is to be unprotected");
         notes.wanted(0x4000, refuse);
         notes.begin(0x4000, 200 * 4096, 4096);
-        let mut let_in = Vec::new();
+        let mut unprotected = Vec::new();
         for page in [0, 63, 64, 65, 199] {
             notes.wanted(0x4000 + page * 4096 + 5, |addr, len| {
                 assert!(!noted(&notes, false).iter().any(|run| run.contains(&(page * 4096))));
-                let_in.push((addr, len));
+                unprotected.push((addr, len));
             });
         }
-        assert_eq!(let_in[1], (0x4000 + 63 * 4096, 4096));
+        assert_eq!(unprotected[1], (0x4000 + 63 * 4096, 4096));
         notes.wanted(0x3fff, refuse);
         notes.wanted(0x4000 + 200 * 4096, refuse);
         let runs = [0..4096, 63 * 4096..64 * 4096, 64 * 4096..66 * 4096, 199 * 4096..200 * 4096];

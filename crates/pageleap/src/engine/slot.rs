@@ -8,8 +8,8 @@
 //! `docs/protocol.md`, section 2.1, draws the phases, says who may leave each of them, and has the
 //! claims S1 to S3 about these steps. The rule that other protocols lack: when a writer opens the
 //! area and the migrator closes it, exactly one compare-and-swap succeeds. If the migrator only
-//! checked a flag, a writer could be let in between that check and the remap, and its write would
-//! be lost.
+//! checked a flag, a writer could open the area between that check and the remap, and its write
+//! would be lost.
 //!
 //! The word carries a generation, which each publish raises. So a thread that slept through several
 //! attempts neither acts on a later attempt nor waits for it.
@@ -81,10 +81,10 @@ pub(crate) struct Span {
 pub(crate) enum Close {
     /// The copy is complete and no write was possible since it began: commit it.
     Closed,
-    /// A writer was let in: the copy is worthless, the area is writable.
+    /// A writer has opened the area: the copy is worthless, the area is writable.
     Opened,
-    /// A writer wanted to enter, but the call that should have let it in failed, perhaps after its
-    /// side effect. The area is closed, the copy is worthless, and writers wait.
+    /// A writer wanted to open the area, but its `mprotect` failed, perhaps after its side effect.
+    /// The area is closed, the copy is worthless, and writers wait.
     HandedOver,
 }
 
@@ -175,8 +175,8 @@ impl Slot {
     }
 
     /// Lets writers interrupt the attempt from now on. The span must already be read-only.
-    /// Otherwise our own protection change could shut out a writer that was let in earlier, and
-    /// nobody would be left to let it in again.
+    /// Otherwise a writer could open the area before our own `mprotect` protects it, and would then
+    /// fault again in a phase in which no thread opens the area any more.
     pub(crate) fn track(&self) {
         self.change(self.load().with(SlotPhase::Tracking));
     }

@@ -24,22 +24,26 @@ const MOST_WHEN_STOPPED: usize = if cfg!(test) { 4096 } else { 1 << 20 };
 /// An answer that contradicts the noted outcome of a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Now {
+    /// A page that failed, or was in use, lies on its node now.
     Arrived,
+    /// A page that had moved, or had its node from the start, lies elsewhere now.
     MovedOn,
 }
 
 impl KernelMover {
-    /// Queries the pages that have moved or were tried in vain, and corrects their outcomes. If
-    /// there are several destinations, it also queries pages that needed no move, because the rest
-    /// of their folio may have had another one. Pages of a process that has ended keep their
-    /// outcome.
+    /// Queries on which nodes pages lie, and corrects outcomes that the answers contradict. It
+    /// queries pages that have moved, that failed, or that were in use. In a job with several
+    /// destinations it also queries pages that had the right node from the start, because a call
+    /// may have moved them along with a part of their folio that has another destination. Pages of
+    /// a process that has ended keep their outcome.
     ///
-    /// If a page has left its node again, the outcome depends on the number of destinations. With
-    /// one, the page has moved, and somebody else has moved it on. With several, another part of
-    /// its folio may have had another destination, and the page is not where it belongs.
+    /// For a page that lies elsewhere now, the outcome depends on the number of destinations. With
+    /// one, the page counts as moved, because only another process, or the kernel, can have moved it
+    /// on. With several, it counts as failed, because this job may have moved it along with its
+    /// folio.
     ///
-    /// A job that was told to stop queries [`MOST_WHEN_STOPPED`] pages. The others keep the outcome
-    /// of their last call, of which the report warns.
+    /// A job that was told to stop queries at most [`MOST_WHEN_STOPPED`] pages. The others keep the
+    /// outcome of their last call, of which the report warns.
     ///
     /// `is_ours`: whether this mover has moved the pages of a leg.
     pub(crate) fn settle(&self, books: Books<'_>, is_ours: impl Fn(usize) -> bool) {

@@ -303,8 +303,8 @@ fn trace(pid: i32, watched: &[(usize, Vec<u8>)], shared: &Shared) {
     }
 }
 
-/// Which thread has something to tell, 0 if none has, and whether it is that it has ended. `None` if
-/// there is none any more. Not for children of other threads, which run other tests.
+/// The thread with an event, and whether the event is its end; 0 if no thread has one. `None` if no
+/// thread is left. Not for children of other threads, which run other tests.
 fn next_event() -> Option<(i32, bool)> {
     let events = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT;
     let flags = events | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;

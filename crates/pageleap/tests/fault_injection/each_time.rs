@@ -206,10 +206,10 @@ fn without_advice_for_the_alias_files_are_mapped() {
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
 }
 
-/// The call that lets a writer in is made in the signal handler, which cannot report its failure.
+/// The `mprotect` that opens an area is made in the signal handler, which cannot report its failure.
 /// Each area is disturbed when it is copied first: the copy waits until a writer has come.
 #[test]
-fn writers_that_cannot_be_let_in_are_held() {
+fn writers_are_held_if_the_area_cannot_be_opened() {
     const AREAS: u64 = PAGES as u64 / 2;
     let _turn = turn();
     let [start, end, refused, last] = [const { AtomicU64::new(0) }; 4].map(Arc::new);

@@ -263,7 +263,7 @@ mod loom_tests {
         });
     }
 
-    /// The call that lets a writer in fails: before, after or in the middle of its effect.
+    /// The `mprotect` that opens the area for a writer fails: before, after or in the middle of its effect.
     #[test]
     fn loom_writer_cannot_open() {
         for mode in [FailMode::Before, FailMode::After, FailMode::Partial] {
