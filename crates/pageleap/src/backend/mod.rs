@@ -7,7 +7,7 @@
 //! effect, after it, or half-way.
 //!
 //! A new operation is written in four places: the trait, `linux`, `model`, and `interpose`, which
-//! forwards it for all wrappers.
+//! forwards it for all wrappers. If it can fail, it has a line in [`Call`]'s list as well.
 //!
 //! **Invariant:** no other module issues memory-mapping calls. **Invariant:** a method either has
 //! the effect that is documented here, or returns the error number. The failure table of
