@@ -10,10 +10,12 @@
 #![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 #![cfg(target_os = "linux")]
 
+mod affinity;
 mod apart;
 mod copy;
 mod descriptor;
 mod errno;
+mod exec;
 mod files;
 mod futex;
 mod memory;
@@ -25,10 +27,12 @@ mod threads;
 mod uffd;
 mod wait;
 
+pub use affinity::{affinity, set_affinity};
 pub use apart::{Trial, call_apart};
 pub use copy::{CopyLoop, CopyMethod, copy_racing, memcpy_is_watched, zero};
 pub use descriptor::{FileIdentity, Kept, KeptFd, PidFd, out_of_the_way};
 pub use errno::Errno;
+pub use exec::{ChildState, exec, fork, poll_child};
 pub use files::{Entries, link_target, open_beneath, open_entry};
 pub use futex::{futex_wait, futex_wake_all};
 pub use memory::{
@@ -39,14 +43,16 @@ pub use memory::{
     signal_event, unlock, unmap, vacate,
 };
 pub use mempolicy::{
-    MAX_NODES, Policy, ThreadPolicy, bind, interleave, move_pages, nodes_of_pages, prefer_node,
+    MAX_NODES, Policy, ThreadPolicy, bind, interleave, move_pages, mpol, nodes_of_pages,
+    prefer_node,
 };
 pub use own::{open_own, read_own};
 pub use pagemap::{PageQuery, PageRegion, mapping_at, page_is, pagemap_scan, scan_flag};
 pub use process::{
     Resource, ResourceLimit, Scheduling, capability, cpu_time_ns, effective_capabilities,
     has_seccomp_filter, is_node_allowed, kernel_release, own_cpu_clock, policy_mode, reschedule,
-    resource_limit, run_shortly, scheduling, static_memory, thp_disabled, thread_cpu_time_ns,
+    resource_limit, run_shortly, scheduling, set_thp_disabled, static_memory, thp_disabled,
+    thread_cpu_time_ns,
 };
 pub use threads::{Thread, as_own_thread, is_own_thread, own_stack};
 pub use uffd::{

@@ -18,6 +18,35 @@ const MPOL_MF_MOVE_ALL: libc::c_int = 1 << 2;
 /// Node ids are physical ids, and stay so when the cpuset changes (Linux 2.6.26).
 const MPOL_F_STATIC_NODES: libc::c_int = 1 << 15;
 
+/// Modes of memory policies and their flags (`include/uapi/linux/mempolicy.h`), as
+/// `set_mempolicy(2)` and [`ThreadPolicy::new`] take them.
+pub mod mpol {
+    /// No policy: memory comes from the node of the CPU that first touches it, and automatic
+    /// balancing may move it.
+    pub const DEFAULT: i32 = super::MPOL_DEFAULT;
+    /// From one node while it has free memory.
+    pub const PREFERRED: i32 = super::MPOL_PREFERRED;
+    /// From these nodes only.
+    pub const BIND: i32 = super::MPOL_BIND;
+    /// From these nodes in turn.
+    pub const INTERLEAVE: i32 = super::MPOL_INTERLEAVE;
+    /// As [`DEFAULT`], but as an explicit policy, which automatic balancing leaves alone (Linux
+    /// 3.8).
+    pub const LOCAL: i32 = 4;
+    /// From these nodes while they have free memory, the nearest first (Linux 5.15).
+    pub const PREFERRED_MANY: i32 = 5;
+    /// From these nodes in turn, by the weights of `/sys/kernel/mm/mempolicy/weighted_interleave`
+    /// (Linux 6.9).
+    pub const WEIGHTED_INTERLEAVE: i32 = 6;
+    /// Flag: automatic balancing may move pages among the nodes of a [`BIND`] policy (Linux 5.12),
+    /// or of a [`PREFERRED_MANY`] policy (Linux 6.10).
+    pub const NUMA_BALANCING: i32 = 1 << 13;
+    /// Flag: the nodes are physical ids, and stay so when the cpuset changes (Linux 2.6.26).
+    pub const STATIC_NODES: i32 = super::MPOL_F_STATIC_NODES;
+    /// Flag: the nodes are positions among those of the cpuset (Linux 2.6.26).
+    pub const RELATIVE_NODES: i32 = 1 << 14;
+}
+
 /// The node from which the kernel takes new frames for a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
@@ -107,6 +136,25 @@ pub struct ThreadPolicy {
 }
 
 impl ThreadPolicy {
+    /// A policy of this mode, with its flags ([`mpol`]), over these nodes.
+    ///
+    /// # Errors
+    /// EINVAL: a node is [`MAX_NODES`] or above.
+    pub fn new(mode: i32, nodes: impl IntoIterator<Item = u32>) -> Result<ThreadPolicy, Errno> {
+        Ok(ThreadPolicy { mode, mask: mask_of(nodes)? })
+    }
+
+    /// The mode with its flags ([`mpol`]).
+    pub fn mode(&self) -> i32 {
+        self.mode
+    }
+
+    /// The nodes, in ascending order. None for modes without nodes.
+    pub fn nodes(&self) -> Vec<u32> {
+        let is_in = |node: &u32| self.mask[*node as usize / 64] >> (node % 64) & 1 == 1;
+        (0..MAX_NODES as u32).filter(is_in).collect()
+    }
+
     /// The policy of the calling thread (`get_mempolicy(2)`, Linux 2.6.7).
     ///
     /// # Errors
@@ -127,10 +175,15 @@ impl ThreadPolicy {
         Ok(ThreadPolicy { mode, mask })
     }
 
-    /// Gives the calling thread this policy (`set_mempolicy(2)`).
+    /// Gives the calling thread this policy (`set_mempolicy(2)`). Threads and processes that it
+    /// starts inherit the policy, and `execve(2)` keeps it. Allocates nothing.
+    ///
+    /// The kernel drops nodes that the cpuset does not allow without saying so:
+    /// [`ThreadPolicy::own`] tells which are left, unless the mode has [`mpol::STATIC_NODES`].
     ///
     /// # Errors
-    /// EINVAL: the cpuset allows none of its nodes any more. Otherwise as for [`ThreadPolicy::own`].
+    /// EINVAL: the kernel does not know the mode or one of its flags, a node does not exist, or no
+    /// node has memory and is allowed by the cpuset. Otherwise as for [`ThreadPolicy::own`].
     pub fn set(&self) -> Result<(), Errno> {
         let has_mask = self.mask.iter().any(|word| *word != 0);
         let mask = if has_mask { self.mask.as_ptr() } else { std::ptr::null() };
@@ -235,6 +288,13 @@ pub fn move_pages(
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_policy_has_the_nodes_that_it_was_made_of() {
+        let policy = ThreadPolicy::new(mpol::BIND, [1023, 64, 0, 64]).unwrap();
+        assert_eq!((policy.mode(), policy.nodes()), (mpol::BIND, vec![0, 64, 1023]));
+        assert_eq!(ThreadPolicy::new(mpol::BIND, [1024]), Err(Errno(libc::EINVAL)));
+    }
 
     #[test]
     fn a_thread_gets_its_policy_back() {

@@ -68,6 +68,18 @@ pub fn thp_disabled() -> Result<bool, Errno> {
     check(unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) }.into()).map(|mode| mode != 0)
 }
 
+/// Switches transparent huge pages off for this process, or lets the system's setting apply again
+/// (`PR_SET_THP_DISABLE` of `prctl(2)`, Linux 3.15). Children inherit the setting, and `execve(2)`
+/// keeps it.
+///
+/// # Errors
+/// EINVAL: the kernel is older. ENOSYS or EPERM: a seccomp filter refuses the call.
+pub fn set_thp_disabled(is_disabled: bool) -> Result<(), Errno> {
+    let flag = libc::c_ulong::from(is_disabled);
+    // SAFETY: the call takes no pointers.
+    check(unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, flag, 0, 0, 0) }.into()).map(drop)
+}
+
 /// A kind of resource limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
