@@ -1,7 +1,7 @@
-//! Sets of nodes in the notation of numactl's command line (numactl(8), `numa_parse_nodestring` of
-//! libnuma 2.0.16).
+//! Sets of nodes and of CPUs in the notation of numactl's command line (numactl(8),
+//! `numa_parse_nodestring` and `numa_parse_cpustring` of libnuma 2.0.16).
 
-use super::formats::{id_list, parse_id};
+use super::formats::{MAX_CPUS, id_list, parse_id};
 use super::shown::shortened;
 use super::{MAX_NODES, Topology};
 use crate::error::Error;
@@ -34,13 +34,7 @@ impl Topology {
     /// process may use.
     #[doc(alias = "numa_parse_nodestring")]
     pub fn parse_nodes(&self, text: &str, same: Option<&[NodeId]>) -> Result<Vec<NodeId>, Error> {
-        let allowed = self.allowed_nodes();
-        let known = match id_list(allowed.iter().map(|node| node.0 as usize)) {
-            none if none.is_empty() => "this process may use no node with memory".to_owned(),
-            known if allowed.len() == 1 => format!("this process may use node {known}"),
-            known => format!("this process may use the nodes {known}"),
-        };
-        self.parse_among(text, same, Among { nodes: &allowed, word: "allowed" }, known)
+        self.parse_node_set(text, same, &self.allowed_nodes(), Scope::Allowed)
     }
 
     /// Parses a set of nodes as [`parse_nodes`](Topology::parse_nodes) does, but among all online
@@ -55,112 +49,192 @@ impl Topology {
         same: Option<&[NodeId]>,
     ) -> Result<Vec<NodeId>, Error> {
         let online: Vec<NodeId> = self.nodes().iter().map(|node| node.id).collect();
-        let known = id_list(online.iter().map(|node| node.0 as usize));
-        let known = match online.len() {
-            1 => format!("node {known} is online"),
-            _ => format!("the nodes {known} are online"),
-        };
-        self.parse_among(text, same, Among { nodes: &online, word: "online" }, known)
+        self.parse_node_set(text, same, &online, Scope::Online)
     }
 
-    /// Parses the set that a text names. Returns it in ascending order, each node once. `known`:
-    /// the part of an error that lists the nodes that may be named.
-    fn parse_among(
+    /// Parses a set of nodes as [`parse_nodes`](Topology::parse_nodes) does, but among the nodes
+    /// that have a CPU on which this process may run
+    /// ([`allowed_cpus`](Topology::allowed_cpus)), with or without memory.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] names the wrong part of the text, and lists the nodes with such CPUs.
+    #[doc(alias = "cpunodebind")]
+    pub fn parse_nodes_with_cpus(&self, text: &str) -> Result<Vec<NodeId>, Error> {
+        let cpus = self.allowed_cpus();
+        let runs = |cpu: &usize| cpus.binary_search(cpu).is_ok();
+        let nodes = self.nodes().iter().filter(|node| node.cpus.iter().any(runs));
+        let nodes: Vec<NodeId> = nodes.map(|node| node.id).collect();
+        self.parse_node_set(text, None, &nodes, Scope::Running)
+    }
+
+    /// Parses a set of CPUs in the same notation as [`parse_nodes`](Topology::parse_nodes), among
+    /// the CPUs on which this process may run ([`allowed_cpus`](Topology::allowed_cpus)). `same` is
+    /// not known.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] names the wrong part of the text, and lists the CPUs on which the
+    /// process may run.
+    #[doc(alias = "numa_parse_cpustring")]
+    pub fn parse_cpus(&self, text: &str) -> Result<Vec<usize>, Error> {
+        self.parse_cpu_set(text, &self.allowed_cpus(), Scope::Running)
+    }
+
+    /// Parses a set of CPUs as [`parse_cpus`](Topology::parse_cpus) does, but among all online
+    /// CPUs.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] names the wrong part of the text, and lists the online CPUs.
+    #[doc(alias = "numa_parse_cpustring_all")]
+    pub fn parse_online_cpus(&self, text: &str) -> Result<Vec<usize>, Error> {
+        self.parse_cpu_set(text, &self.online_cpus(), Scope::Online)
+    }
+
+    fn parse_node_set(
         &self,
         text: &str,
         same: Option<&[NodeId]>,
-        among: Among,
-        known: String,
+        nodes: &[NodeId],
+        scope: Scope,
     ) -> Result<Vec<NodeId>, Error> {
-        let nodes = match (text, same) {
-            ("same", Some(same)) => Ok(same.to_vec()),
-            ("same", None) => Err("no set of nodes was given before".into()),
-            _ => self.parse_set(text, among),
-        };
-        let nodes = nodes.and_then(|mut nodes| {
-            nodes.sort_unstable();
-            nodes.dedup();
-            if nodes.is_empty() { Err("the set is empty".to_owned()) } else { Ok(nodes) }
-        });
-        nodes.map_err(|reason| Error::BadArgument {
-            what: "nodes",
-            reason: format!("`{}`: {reason}", shortened(text)),
-            remedy: format!("{known}; numactl(8) describes the notation"),
-        })
-    }
-
-    fn parse_set(&self, text: &str, among: Among) -> Result<Vec<NodeId>, String> {
-        if text.len() > MAX_TEXT {
-            return Err(format!("the text has more than {MAX_TEXT} characters"));
-        }
-        let (inverse, rest) = text.strip_prefix('!').map_or((false, text), |rest| (true, rest));
-        let (relative, rest) = rest.strip_prefix('+').map_or((false, rest), |rest| (true, rest));
-        // One flag per node, so that order and repetition do not matter.
-        let mut named = vec![rest == "all"; among.nodes.len()];
-        for part in rest.split(',').filter(|_| rest != "all") {
-            let position = |number: &str| self.position(number, part, relative, among);
-            let (first, last) = match part.split_once('-') {
-                Some((first, last)) => (position(first)?, position(last)?),
-                None => (position(part)?, position(part)?),
-            };
-            if first > last {
-                return Err(format!("the range `{}` runs backwards", shortened(part)));
+        let why = |id: usize| {
+            let node = self.nodes().iter().find(|known| known.id.0 as usize == id);
+            match (scope, node) {
+                (_, None) => "does not exist or is offline",
+                (Scope::Running, Some(node)) if node.cpus.is_empty() => "has no CPUs",
+                (Scope::Running, Some(_)) => "has no CPU on which this process may run",
+                (_, Some(node)) if node.total_bytes == 0 => "has no memory",
+                (_, Some(_)) => "is outside the cpuset of this process",
             }
-            named[first..=last].fill(true);
-        }
-        Ok(among
-            .nodes
-            .iter()
-            .zip(named)
-            .filter(|(_, named)| *named != inverse)
-            .map(|(node, _)| *node)
-            .collect())
+        };
+        let ids = |nodes: &[NodeId]| nodes.iter().map(|node| node.0 as usize).collect::<Vec<_>>();
+        let (ids, same) = (ids(nodes), same.map(ids));
+        let among = Among { ids: &ids, noun: "node", scope, end: MAX_NODES, why: &why };
+        let found = parse(text, same.as_deref(), &among)?;
+        Ok(found.into_iter().map(|id| NodeId(id as u32)).collect())
     }
 
-    /// The position of the node `number` among the nodes that may be named.
-    fn position(
-        &self,
-        number: &str,
-        part: &str,
-        relative: bool,
-        among: Among,
-    ) -> Result<usize, String> {
-        let within =
-            if number == part { String::new() } else { format!(" in `{}`", shortened(part)) };
-        let number = parse_id(number, MAX_NODES).map_err(|_| match number {
-            "" if part.is_empty() => "a number is missing".to_owned(),
-            "" => format!("a number is missing{within}"),
-            "all" | "same" => format!("`{number}` cannot be combined with other nodes"),
-            _ => format!("`{}`{within} is not a node", shortened(number)),
-        })?;
-        if relative {
-            return (number < among.nodes.len()).then_some(number).ok_or_else(|| {
-                let end = match among.nodes.len() {
-                    0 => format!("there is no {} node", among.word),
-                    1 => format!("only `+0` is an {} node", among.word),
-                    many => format!("`+{}` is the last {} node", many - 1, among.word),
-                };
-                format!("`+{number}`{within} does not exist: {end}")
-            });
-        }
-        let node = NodeId(number as u32);
-        among.nodes.binary_search(&node).map_err(|_| {
-            let why = match self.nodes().iter().find(|known| known.id == node) {
-                None => "does not exist or is offline",
-                Some(known) if known.total_bytes == 0 => "has no memory",
-                Some(_) => "is outside the cpuset of this process",
-            };
-            format!("{node}{within} {why}")
-        })
+    fn parse_cpu_set(&self, text: &str, cpus: &[usize], scope: Scope) -> Result<Vec<usize>, Error> {
+        let why = |id: usize| match self.online_cpus().binary_search(&id) {
+            Ok(_) => "is outside the cpuset or the affinity of this process",
+            Err(_) => "does not exist or is offline",
+        };
+        parse(text, None, &Among { ids: cpus, noun: "CPU", scope, end: MAX_CPUS, why: &why })
     }
 }
 
-/// The nodes that a text may name.
-#[derive(Clone, Copy)]
+/// Which nodes or CPUs a text may name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// Nodes from which the process may take memory.
+    Allowed,
+    /// Nodes and CPUs on which the process may run.
+    Running,
+    /// All that are online.
+    Online,
+}
+
+impl Scope {
+    fn word(self) -> &'static str {
+        if self == Scope::Online { "online" } else { "allowed" }
+    }
+}
+
+/// The ids that a text may name.
 struct Among<'a> {
-    nodes: &'a [NodeId],
-    /// Their description, for messages.
-    word: &'static str,
+    /// In ascending order.
+    ids: &'a [usize],
+    /// What the ids are, for messages: `node` or `CPU`.
+    noun: &'static str,
+    scope: Scope,
+    /// No id reaches this number.
+    end: usize,
+    /// Why an id is not among them.
+    why: &'a dyn Fn(usize) -> &'static str,
+}
+
+impl Among<'_> {
+    /// The ids that may be named, as a part of a sentence.
+    fn listed(&self) -> String {
+        let noun = self.noun;
+        let ids = match self.ids {
+            [] if self.scope == Scope::Allowed => "no node with memory".to_owned(),
+            [] => format!("no {noun}"),
+            [one] => format!("{noun} {one}"),
+            ids => format!("the {noun}s {}", id_list(ids.iter().copied())),
+        };
+        match self.scope {
+            Scope::Allowed => format!("this process may use {ids}"),
+            Scope::Running => format!("this process may run on {ids}"),
+            Scope::Online if self.ids.len() == 1 => format!("{ids} is online"),
+            Scope::Online => format!("{ids} are online"),
+        }
+    }
+}
+
+/// Parses the set that a text names. Returns it in ascending order, each id once.
+fn parse(text: &str, same: Option<&[usize]>, among: &Among) -> Result<Vec<usize>, Error> {
+    let ids = match (text, same) {
+        ("same", Some(same)) => Ok(same.to_vec()),
+        ("same", None) => Err(format!("no set of {}s was given before", among.noun)),
+        _ => parse_set(text, among),
+    };
+    let ids = ids.and_then(|mut ids| {
+        ids.sort_unstable();
+        ids.dedup();
+        if ids.is_empty() { Err("the set is empty".to_owned()) } else { Ok(ids) }
+    });
+    ids.map_err(|reason| Error::BadArgument {
+        what: if among.noun == "node" { "nodes" } else { "CPUs" },
+        reason: format!("`{}`: {reason}", shortened(text)),
+        remedy: format!("{}; numactl(8) describes the notation", among.listed()),
+    })
+}
+
+fn parse_set(text: &str, among: &Among) -> Result<Vec<usize>, String> {
+    if text.len() > MAX_TEXT {
+        return Err(format!("the text has more than {MAX_TEXT} characters"));
+    }
+    let (inverse, rest) = text.strip_prefix('!').map_or((false, text), |rest| (true, rest));
+    let (relative, rest) = rest.strip_prefix('+').map_or((false, rest), |rest| (true, rest));
+    // One flag per id, so that order and repetition do not matter.
+    let mut named = vec![rest == "all"; among.ids.len()];
+    for part in rest.split(',').filter(|_| rest != "all") {
+        let position = |number: &str| position(number, part, relative, among);
+        let (first, last) = match part.split_once('-') {
+            Some((first, last)) => (position(first)?, position(last)?),
+            None => (position(part)?, position(part)?),
+        };
+        if first > last {
+            return Err(format!("the range `{}` runs backwards", shortened(part)));
+        }
+        named[first..=last].fill(true);
+    }
+    let ids = among.ids.iter().zip(named).filter(|(_, named)| *named != inverse);
+    Ok(ids.map(|(id, _)| *id).collect())
+}
+
+/// The position of the id `number` among those that may be named.
+fn position(number: &str, part: &str, relative: bool, among: &Among) -> Result<usize, String> {
+    let (noun, word) = (among.noun, among.scope.word());
+    let within = if number == part { String::new() } else { format!(" in `{}`", shortened(part)) };
+    let number = parse_id(number, among.end).map_err(|_| match number {
+        "" if part.is_empty() => "a number is missing".to_owned(),
+        "" => format!("a number is missing{within}"),
+        "all" | "same" => format!("`{number}` cannot be combined with other {noun}s"),
+        _ => format!("`{}`{within} is not a {noun}", shortened(number)),
+    })?;
+    if relative {
+        return (number < among.ids.len()).then_some(number).ok_or_else(|| {
+            let end = match among.ids.len() {
+                0 => format!("there is no {word} {noun}"),
+                1 => format!("only `+0` is an {word} {noun}"),
+                many => format!("`+{}` is the last {word} {noun}", many - 1),
+            };
+            format!("`+{number}`{within} does not exist: {end}")
+        });
+    }
+    let found = among.ids.binary_search(&number);
+    found.map_err(|_| format!("{noun} {number}{within} {}", (among.why)(number)))
 }
 
 #[cfg(test)]
@@ -304,6 +378,54 @@ mod tests {
         assert!(only.to_string().contains("only `+0` is an allowed node"), "{only}");
         let none = machine(&nodes, Some(&[1])).parse_nodes("+0", None).unwrap_err();
         assert!(none.to_string().contains("there is no allowed node"), "{none}");
+    }
+
+    #[test]
+    fn nodes_to_run_on_have_cpus_and_may_have_no_memory() {
+        let nodes: [(u32, &[usize], u64); 4] =
+            [(0, &[0, 1], 1), (2, &[], 1), (5, &[4], 0), (7, &[6], 1)];
+        let mut machine = machine(&nodes, Some(&[0]));
+        machine.allowed.cpus = Some(vec![1, 4]);
+        let parse = |text| machine.parse_nodes_with_cpus(text);
+        assert_eq!(parse("all").unwrap(), [NodeId(0), NodeId(5)]);
+        assert_eq!(parse("+1").unwrap(), [NodeId(5)]);
+        for (text, part) in [
+            ("2", "node 2 has no CPUs; this process may run on the nodes 0,5;"),
+            ("7", "node 7 has no CPU on which this process may run"),
+            ("1", "node 1 does not exist or is offline"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.is_usage() && error.to_string().contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn cpus_have_the_notation_of_nodes() {
+        let nodes: [(u32, &[usize], u64); 2] = [(0, &[0, 1, 2, 5], 1), (1, &[8, 9], 1)];
+        let mut machine = machine(&nodes, None);
+        machine.allowed.cpus = Some(vec![1, 2, 5, 8]);
+        for (text, cpus) in [
+            ("all", &[1, 2, 5, 8][..]),
+            ("1-5", &[1, 2, 5]),
+            ("+0,2", &[1, 5]),
+            ("!2-5", &[1, 8]),
+            ("!+3", &[1, 2, 5]),
+        ] {
+            assert_eq!(machine.parse_cpus(text).unwrap(), cpus, "{text}");
+        }
+        assert_eq!(machine.parse_online_cpus("0-2,9").unwrap(), [0, 1, 2, 9]);
+        for (text, part) in [
+            ("0", "CPU 0 is outside the cpuset or the affinity of this process; this process may"),
+            ("3", "CPU 3 does not exist or is offline"),
+            ("+4", "`+3` is the last allowed CPU"),
+            ("same", "no set of CPUs was given before"),
+            ("x", "bad CPUs: `x`: `x` is not a CPU; this process may run on the CPUs 1-2,5,8;"),
+        ] {
+            let error = machine.parse_cpus(text).unwrap_err();
+            assert!(error.is_usage() && error.to_string().contains(part), "{text}: {error}");
+        }
+        let error = machine.parse_online_cpus("7").unwrap_err().to_string();
+        assert!(error.contains("the CPUs 0-2,5,8-9 are online"), "{error}");
     }
 
     proptest! {
