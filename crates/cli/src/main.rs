@@ -17,6 +17,7 @@ mod machine;
 mod migrate;
 mod output;
 mod progress;
+mod run;
 mod selection;
 mod status;
 mod stop;
@@ -48,6 +49,7 @@ enum Command {
     #[command(hide = true)]
     KeepHugePages(huge_pages::KeeperArgs),
     Move(Box<migrate::MoveArgs>),
+    Run(Box<run::RunArgs>),
     Status(status::StatusArgs),
     Topology(topology::TopologyArgs),
 }
@@ -61,7 +63,7 @@ const FAILED: u8 = 1;
 const SIGNALLED: u8 = 128;
 
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
+    let command = run::parse::<Cli>().command;
     if !matches!(command, Command::KeepHugePages(_)) {
         huge_pages::settle();
     }
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args, Cli::command()),
         Command::KeepHugePages(args) => huge_pages::keep(&args),
         Command::Move(args) => migrate::run(&args),
+        Command::Run(args) => return run::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Topology(args) => topology::run(&args),
     };

@@ -1,0 +1,101 @@
+//! `pageleap run --dry-run`: the commands that do the same, and the object of `--json`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+
+use anyhow::Context;
+use pageleap_launch::{Applied, Settings};
+use serde::Serialize;
+
+use super::Plan;
+
+/// The settings and the command.
+#[derive(Serialize)]
+struct JsonRun<'a> {
+    /// The program and its arguments.
+    command: Vec<String>,
+    /// The memory policy as the kernel has told it; null if the program inherits its policy.
+    memory: Option<JsonPolicy<'a>>,
+    /// The CPUs as the kernel has told them; null if the program inherits them.
+    cpus: Option<&'a [usize]>,
+    /// Whether transparent huge pages are off for the program; null if it inherits that.
+    thp_disabled: Option<bool>,
+    /// Environment variables that change, with their new values.
+    environment: BTreeMap<String, Option<String>>,
+    /// A sentence for each setting that is not as it was asked for, or has no effect.
+    notes: Vec<&'a str>,
+    /// The lines of the text.
+    commands: Vec<String>,
+}
+
+/// A memory policy.
+#[derive(Serialize)]
+struct JsonPolicy<'a> {
+    /// The kernel's constant.
+    mode: &'a str,
+    nodes: Vec<u32>,
+    /// Whether automatic balancing may move pages among the nodes.
+    is_balanced: bool,
+}
+
+/// The commands that do the same, one on each line.
+pub fn text(applied: &Applied, plan: &Plan) -> String {
+    lines(applied, plan).iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// The object of `--json`, on one line.
+pub fn json(applied: &Applied, plan: &Plan) -> anyhow::Result<String> {
+    let lossy = |text: &OsStr| text.to_string_lossy().into_owned();
+    let Settings { memory, cpus, is_thp_disabled, .. } = &applied.settings;
+    let run = JsonRun {
+        command: plan.command.iter().map(|word| lossy(word)).collect(),
+        memory: memory.as_ref().map(|policy| JsonPolicy {
+            mode: policy.mode.constant(),
+            nodes: policy.nodes.iter().map(|node| node.0).collect(),
+            is_balanced: policy.is_balanced,
+        }),
+        cpus: cpus.as_deref(),
+        thp_disabled: *is_thp_disabled,
+        environment: plan
+            .environment
+            .iter()
+            .map(|(name, value)| (lossy(name), value.as_deref().map(lossy)))
+            .collect(),
+        notes: plan.notes.iter().chain(&applied.notes).map(String::as_str).collect(),
+        commands: lines(applied, plan),
+    };
+    let text = serde_json::to_string(&run).context("the result could not be written as JSON")?;
+    Ok(text + "\n")
+}
+
+/// The commands: what no command of a system can do is a comment.
+fn lines(applied: &Applied, plan: &Plan) -> Vec<String> {
+    let mut lines = Vec::new();
+    match applied.settings.is_thp_disabled {
+        Some(true) => lines.push(
+            "# before: prctl(PR_SET_THP_DISABLE, 1); or `pageleap run --thp off` before the next line"
+                .to_owned(),
+        ),
+        Some(false) => lines.push("# before: prctl(PR_SET_THP_DISABLE, 0)".to_owned()),
+        None => {}
+    }
+    let mut words: Vec<String> = Vec::new();
+    for (name, value) in &plan.environment {
+        let value = value.as_deref().unwrap_or_default();
+        words.push(format!("{}={}", quoted(name), quoted(value)));
+    }
+    if !words.is_empty() {
+        words.insert(0, "env".to_owned());
+    }
+    words.extend(applied.settings.numactl());
+    words.extend(plan.command.iter().map(|word| quoted(word)));
+    lines.push(words.join(" "));
+    lines
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    // A word with a zero byte cannot come from a command line.
+    shlex::try_quote(&word).map_or_else(|_| word.to_string(), |quoted| quoted.into_owned())
+}

@@ -1,0 +1,264 @@
+//! `pageleap run`: starts a program with a memory policy, on CPUs, and with settings of its own.
+//!
+//! 1. The words of the command line become numactl's ([`spelling`]), and then [`args`].
+//! 2. A [`Plan`] turns them into settings, with the machine's nodes and CPUs.
+//! 3. The settings are applied to this thread, and read back (`pageleap_launch::apply`).
+//! 4. This process becomes the program, or a parent of it stays behind ([`watch`]).
+//!
+//! Nothing is changed but this process, so nothing has to be put back.
+
+mod args;
+mod dry;
+mod spelling;
+mod watch;
+mod words;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use clap::{CommandFactory, Parser};
+use pageleap::NodeId;
+use pageleap::topology::{SysFiles, Topology};
+use pageleap_launch::{
+    Applied, Error, MemoryPolicy, Mode, Program, Settings, ThisThread, apply, ask_for_huge_pages,
+    balance,
+};
+
+pub use args::RunArgs;
+use args::Switch;
+use words::Words;
+
+use crate::output;
+use crate::stop::{Refusal, Stop};
+
+/// The exit code if the program was not started, as of env(1), nice(1) and timeout(1): codes below
+/// it may be the program's.
+const NOT_STARTED: u8 = 125;
+
+/// Parses the words of the command line. Those of `pageleap run` are spelled for clap first, and a
+/// mistake in them has the exit code of a program that was not started.
+pub fn parse<P: Parser + CommandFactory>() -> P {
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    if words.get(1).is_none_or(|word| word != "run") {
+        return P::parse();
+    }
+    let mut command = P::command();
+    command.build();
+    if let Some(run) = command.find_subcommand("run") {
+        let rest = words.split_off(2);
+        words.extend(spelling::for_clap(rest, run));
+    }
+    P::try_parse_from(words).unwrap_or_else(|error| {
+        let code = if error.use_stderr() { NOT_STARTED.into() } else { 0 };
+        let _ = error.print();
+        std::process::exit(code)
+    })
+}
+
+/// Starts the program. Returns only if it was not started, or if this process has stayed behind.
+pub fn run(args: &RunArgs) -> ExitCode {
+    start(args).unwrap_or_else(|stop| {
+        let (code, error) = match stop {
+            Unstarted::Launch(error) => (error.exit_code(), error.into()),
+            Unstarted::Request(Stop::Refused(error) | Stop::Failed(error)) => (NOT_STARTED, error),
+            Unstarted::Request(Stop::Interrupted { found, .. }) => (NOT_STARTED, anyhow!(found)),
+        };
+        output::note(&format!("error: {error:#}"));
+        ExitCode::from(code)
+    })
+}
+
+/// Why the program was not started.
+enum Unstarted {
+    /// The kernel's reasons.
+    Launch(Error),
+    /// A request that makes no sense, or this command's own failure.
+    Request(Stop),
+}
+
+impl<E: Into<Stop>> From<E> for Unstarted {
+    fn from(error: E) -> Unstarted {
+        Unstarted::Request(error.into())
+    }
+}
+
+fn launch(error: Error) -> Unstarted {
+    Unstarted::Launch(error)
+}
+
+/// What is to be set, before the kernel is asked.
+pub struct Plan {
+    settings: Settings,
+    /// Changes of the program's environment.
+    environment: Vec<(OsString, Option<OsString>)>,
+    /// A sentence for each setting that will have no effect, or not all of it.
+    notes: Vec<String>,
+    /// How the program asks for huge pages, if it has to.
+    told: Option<String>,
+    command: Vec<OsString>,
+}
+
+fn start(args: &RunArgs) -> Result<ExitCode, Unstarted> {
+    if let Some(why) = &args.of_numactl.0 {
+        return Err(Refusal::new(why.clone()).into());
+    }
+    let Some((name, arguments)) = args.command.split_first() else {
+        return Err(Refusal::new("no command; `pageleap run --help` has examples".into()).into());
+    };
+    let words = Words::open(args.report_file.as_deref())?;
+    let files = SysFiles::host();
+    let topology = Topology::read_from(&files)?;
+    let plan = Plan::of(args, &topology, &files)?;
+    if args.no_fallback
+        && let Some(note) = plan.notes.first()
+    {
+        return Err(Refusal::new(format!("{note} (--no-fallback)")).into());
+    }
+    // Looked for before anything is set, but a trial needs no program.
+    let program = Program::find(name.clone(), arguments.to_vec());
+    let program = if args.dry_run { program.ok() } else { Some(program.map_err(launch)?) };
+    let applied =
+        apply(&plan.settings, &topology, &mut ThisThread, args.no_fallback).map_err(launch)?;
+    let said = plan.told.iter().chain(&plan.notes).chain(&applied.notes);
+    said.for_each(|line| words.say(line));
+    match program {
+        Some(program) if !args.dry_run => {
+            if !args.verbose {
+                return Err(launch(program.exec(&plan.environment)));
+            }
+            told(&applied).iter().for_each(|line| words.say(line));
+            watch::run(&program, &plan.environment, &words).map_err(launch)
+        }
+        _ => {
+            output::write(&match args.json {
+                true => dry::json(&applied, &plan)?,
+                false => dry::text(&applied, &plan),
+            })?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// What was set, for `--verbose`.
+fn told(applied: &Applied) -> Vec<String> {
+    let mut lines = Vec::new();
+    let Settings { memory, cpus, is_thp_disabled, .. } = &applied.settings;
+    lines.extend(memory.as_ref().map(|policy| format!("memory policy: {policy}")));
+    let list = |cpus: &Vec<usize>| pageleap::topology::id_list(cpus.iter().copied());
+    lines.extend(cpus.as_ref().map(|cpus| format!("CPUs: {}", list(cpus))));
+    lines.extend(is_thp_disabled.map(|disabled| match disabled {
+        true => "transparent huge pages: off".to_owned(),
+        false => "transparent huge pages: as the system's setting is".to_owned(),
+    }));
+    lines
+}
+
+impl Plan {
+    fn of(args: &RunArgs, topology: &Topology, files: &SysFiles) -> Result<Plan, Unstarted> {
+        let mut plan = Plan {
+            settings: Settings::default(),
+            environment: Vec::new(),
+            notes: Vec::new(),
+            told: None,
+            command: args.command.clone(),
+        };
+        plan.settings.memory = policy(args, topology)?;
+        plan.settings.cpus = cpus(args, topology)?;
+        if let Some(switch) = args.balancing {
+            let asked = plan.settings.memory.take();
+            let (policy, note) = balance(asked, switch == Switch::On, files).map_err(launch)?;
+            plan.settings.memory = Some(policy);
+            plan.notes.extend(note);
+        }
+        plan.settings.is_thp_disabled = args.thp.map(|switch| switch == Switch::Off);
+        if args.thp == Some(Switch::On) {
+            let asked = ask_for_huge_pages(files, |name| std::env::var_os(name));
+            plan.environment.extend(asked.environment);
+            plan.told = asked.told;
+            plan.notes.extend(asked.without_effect);
+        }
+        Ok(plan)
+    }
+}
+
+/// The memory policy that was asked for.
+fn policy(args: &RunArgs, topology: &Topology) -> Result<Option<MemoryPolicy>, Unstarted> {
+    let asked = [
+        (&args.interleave, Mode::Interleave, "--interleave"),
+        (&args.weighted_interleave, Mode::WeightedInterleave, "--weighted-interleave"),
+        (&args.membind, Mode::Bind, "--membind"),
+        (&args.preferred, Mode::Preferred, "--preferred"),
+        (&args.preferred_many, Mode::PreferredMany, "--preferred-many"),
+    ];
+    for (text, mode, flag) in asked {
+        let Some(text) = text else { continue };
+        let nodes = memory_nodes(args, topology, flag, text)?;
+        if mode == Mode::Preferred && nodes.len() > 1 {
+            let why = format!("{flag} {text}: one node; --preferred-many takes several");
+            return Err(Refusal::new(why).into());
+        }
+        return Ok(Some(MemoryPolicy::new(mode, nodes)));
+    }
+    Ok(args.localalloc.then(|| MemoryPolicy::new(Mode::Local, Vec::new())))
+}
+
+/// Nodes to take memory from.
+fn memory_nodes(
+    args: &RunArgs,
+    topology: &Topology,
+    flag: &str,
+    text: &str,
+) -> Result<Vec<NodeId>, Unstarted> {
+    if !args.all {
+        return Ok(parsed(flag, topology.parse_nodes(text, None))?);
+    }
+    let nodes = parsed(flag, topology.parse_online_nodes(text, None))?;
+    let with_memory = |node: &NodeId| topology.node(*node).is_ok();
+    match nodes.iter().find(|node| !with_memory(node)) {
+        // `all` and `!1` are about the nodes that can have a part in it.
+        Some(_) if text.contains("all") || text.starts_with('!') => {
+            Ok(nodes.into_iter().filter(with_memory).collect())
+        }
+        Some(node) => Err(Refusal::new(format!("{flag} {text}: {node} has no memory")).into()),
+        None => Ok(nodes),
+    }
+}
+
+/// The CPUs that were asked for, by number or by node.
+fn cpus(args: &RunArgs, topology: &Topology) -> Result<Option<Vec<usize>>, Unstarted> {
+    if let Some(text) = &args.physcpubind {
+        let cpus = match args.all {
+            true => topology.parse_online_cpus(text),
+            false => topology.parse_cpus(text),
+        };
+        return Ok(Some(parsed("--physcpubind", cpus)?));
+    }
+    let Some(text) = &args.cpunodebind else { return Ok(None) };
+    let flag = "--cpunodebind";
+    let nodes = match args.all {
+        true => parsed(flag, topology.parse_online_nodes(text, None))?,
+        false => parsed(flag, topology.parse_nodes_with_cpus(text))?,
+    };
+    let of_nodes = topology.nodes().iter().filter(|node| nodes.contains(&node.id));
+    let mut cpus: Vec<usize> = of_nodes.flat_map(|node| node.cpus.iter().copied()).collect();
+    cpus.sort_unstable();
+    // Emulated nodes may share CPUs.
+    cpus.dedup();
+    if !args.all {
+        let allowed = topology.allowed_cpus();
+        cpus.retain(|cpu| allowed.contains(cpu));
+    }
+    if cpus.is_empty() {
+        return Err(Refusal::new(format!("{flag} {text}: the nodes have no CPUs")).into());
+    }
+    Ok(Some(cpus))
+}
+
+/// Names the flag of an argument that makes no sense.
+fn parsed<T>(flag: &str, result: Result<T, pageleap::Error>) -> Result<T, Stop> {
+    result.map_err(|error| match error.is_usage() {
+        true => Stop::Refused(anyhow!("{flag}: {error}")),
+        false => error.into(),
+    })
+}

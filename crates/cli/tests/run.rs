@@ -1,0 +1,439 @@
+//! Runs programs under `pageleap run`, as a shell would. The kernel's own files tell what was set:
+//! programs print their `/proc/self`.
+
+#[path = "../../pageleap/tests/common/filter.rs"]
+mod filter;
+#[path = "run/job.rs"]
+mod job;
+
+use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Output, Stdio};
+
+use filter::{Action, install_filter};
+use job::{Job, soon};
+use serde_json::{Value, json};
+
+fn pageleap(flags: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
+    command.arg("run").args(flags);
+    command
+}
+
+fn output(flags: &[&str]) -> Output {
+    pageleap(flags).output().expect("pageleap starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The standard output of a run that succeeds and says nothing of its own.
+#[track_caller]
+fn silent(flags: &[&str]) -> String {
+    let output = output(flags);
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{flags:?}");
+    stdout(&output)
+}
+
+/// The error of a run that starts nothing.
+#[track_caller]
+fn refused(flags: &[&str], code: i32) -> String {
+    let output = output(flags);
+    assert_eq!(output.status.code(), Some(code), "{flags:?}: {}", stderr(&output));
+    assert!(output.stdout.is_empty());
+    stderr(&output)
+}
+
+/// The first node that this process may use, and the CPUs on which it may run.
+fn machine() -> (String, Vec<usize>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_pageleap")).args(["topology", "--json"]).output();
+    let machine: Value = serde_json::from_slice(&output.unwrap().stdout).unwrap();
+    let cpus = machine["allowed_cpus"].as_array().unwrap().iter();
+    let cpus = cpus.map(|cpu| cpu.as_u64().unwrap() as usize).collect();
+    (machine["allowed_nodes"][0].to_string(), cpus)
+}
+
+const POLICY: [&str; 3] = ["grep", "stack", "/proc/self/numa_maps"];
+const CPUS: [&str; 3] = ["grep", "Cpus_allowed_list", "/proc/self/status"];
+
+/// The policy of the stack of a program, as numa_maps has it.
+#[track_caller]
+fn policy(flags: &[&str]) -> String {
+    let line = silent(&[flags, &POLICY].concat());
+    // The kernel's name of a policy may have a blank: `prefer (many):0`.
+    let words = line.split(" stack").next().unwrap();
+    words.split_once(' ').unwrap().1.to_owned()
+}
+
+#[test]
+fn the_program_has_the_policy_of_each_letter() {
+    let (node, _) = machine();
+    let node = node.as_str();
+    for (flags, policy_of) in [
+        (&[][..], "default".to_owned()),
+        (&["-i", node], format!("interleave:{node}")),
+        (&["-m", node], format!("bind:{node}")),
+        (&["-p", node], format!("prefer:{node}")),
+        (&["-P", node], format!("prefer (many):{node}")),
+        (&["-l"], "local".to_owned()),
+        (&["--interleave", "all", "--thp", "off"], "interleave:".to_owned()),
+        (&["-N", node, "-m", "same"], format!("bind:{node}")),
+        (&["-am+0"], format!("bind:{node}")),
+        (&["--balancing", "off"], "local".to_owned()),
+        (&["--balancing=off", "-i", node], format!("interleave:{node}")),
+    ] {
+        let found = policy(flags);
+        assert!(found.starts_with(&policy_of), "{flags:?}: {found}");
+    }
+}
+
+#[test]
+fn the_program_agrees_with_numactl_on_every_letter() {
+    let numactl = Command::new("numactl").arg("--version").output();
+    if numactl.is_err() {
+        eprintln!("skipped: the_program_agrees_with_numactl_on_every_letter: no numactl");
+        return;
+    }
+    let (node, cpus) = machine();
+    let (node, cpu) = (node.as_str(), cpus.last().unwrap().to_string());
+    for flags in [
+        &["-i", node][..],
+        &["-m", node],
+        &["-p", node],
+        &["-P", node],
+        &["-l"],
+        &["-N", node],
+        &["-C", &cpu],
+        &["-C", "+0"],
+        &["-C", &format!("!{cpu}")],
+        &["-N", node, "-C", &cpu],
+        &["-C", &cpu, "-N", node],
+        &["-a", "-C", &cpu],
+        &["-a", "-N", node, "-m", "same"],
+        &[&format!("-i{node}")],
+        &[&format!("--membind={node}")],
+        &["--membind", "all", "--physcpubind", "all"],
+        &["-c", node],
+    ] {
+        for program in [POLICY, CPUS] {
+            let theirs = Command::new("numactl").args(flags).args(program).output().unwrap();
+            if !theirs.status.success() && flags == ["-C", &format!("!{cpu}")] {
+                continue; // A machine with one CPU has no others.
+            }
+            let said = stderr(&theirs);
+            // Debian 12's has no `-P` yet.
+            if said.contains("invalid option") || said.contains("without kernel support") {
+                continue;
+            }
+            let ours = output(&[flags, &program].concat());
+            let words = |output: &Output| -> Vec<String> {
+                let text = stdout(output);
+                let words = text.split_whitespace();
+                // Addresses and counts of pages differ from run to run.
+                let kept = words.filter(|word| {
+                    let head = word.split('=').next().unwrap();
+                    !["anon", "dirty", "active", "mapped"].contains(&head)
+                        && u64::from_str_radix(word, 16).map_or(true, |id| id < 1 << 16)
+                        && !head.starts_with('N')
+                });
+                kept.map(str::to_owned).collect()
+            };
+            assert_eq!(words(&ours), words(&theirs), "{flags:?}: {}", stderr(&ours));
+            assert_eq!(ours.status.code(), theirs.status.code(), "{flags:?}");
+        }
+    }
+}
+
+#[test]
+fn the_program_runs_on_the_cpus_that_were_named() {
+    let (node, cpus) = machine();
+    let last = cpus.last().unwrap().to_string();
+    let listed = |flags: &[&str]| {
+        let line = silent(&[flags, &CPUS].concat());
+        line.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    assert_eq!(listed(&["-C", &last]), last);
+    assert_eq!(listed(&["-C", "+0"]), cpus[0].to_string());
+    assert_eq!(listed(&["-N", &node, "-C", &last]), last, "the last one counts, as in numactl");
+    // Without -a a CPU outside of the affinity of the shell is none.
+    if cpus.len() > 1 {
+        let mut bound = Command::new("taskset");
+        bound.args(["-c", &last, env!("CARGO_BIN_EXE_pageleap"), "run"]);
+        let first = cpus[0].to_string();
+        let output = bound.args(["-C", &first, "true"]).output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(125), "{said}");
+        assert!(said.contains("outside the cpuset or the affinity"), "{said}");
+        let mut bound = Command::new("taskset");
+        bound.args(["-c", &last, env!("CARGO_BIN_EXE_pageleap"), "run", "-a", "-C", &first]);
+        let output = bound.args(CPUS).output().unwrap();
+        assert!(stdout(&output).trim_end().ends_with(&first), "{output:?}");
+    }
+}
+
+#[test]
+fn huge_pages_are_off_or_asked_for() {
+    let of = |flags: &[&str]| {
+        let output =
+            output(&[flags, &["sh", "-c", "grep THP_enabled /proc/self/status; env"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        (stdout(&output), stderr(&output))
+    };
+    let (off, said) = of(&["--thp", "off"]);
+    assert_eq!((off.lines().next(), said.as_str()), (Some("THP_enabled:\t0"), ""));
+    let enabled = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    // A run below another one that has switched them off.
+    let below = [env!("CARGO_BIN_EXE_pageleap"), "run", "--thp", "on"];
+    let (on, said) = of(&[&["--thp", "off"][..], &below].concat());
+    let value = enabled.unwrap_or_default();
+    let is_asked = on.contains("GLIBC_TUNABLES=glibc.malloc.hugetlb=1")
+        && on.contains("MALLOC_CONF=thp:always");
+    match value.split(['[', ']']).nth(1) {
+        Some("always") => {
+            assert!(on.starts_with("THP_enabled:\t1") && !is_asked && said.is_empty())
+        }
+        Some("madvise") => {
+            assert!(on.starts_with("THP_enabled:\t1") && is_asked, "{on}");
+            assert!(said.contains("GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (glibc"), "{said}");
+        }
+        _ => assert!(said.contains("gets no huge pages"), "{said}"),
+    }
+}
+
+#[test]
+fn the_exit_code_is_the_programs_or_tells_why_there_is_none() {
+    for stays in [&[][..], &["-v"]] {
+        let code = |rest: &[&str]| output(&[stays, rest].concat()).status;
+        assert_eq!(code(&["sh", "-c", "exit 7"]).code(), Some(7));
+        assert_eq!(code(&["--", "sh", "-c", "exit 0"]).code(), Some(0));
+        assert_eq!(code(&["sh", "-c", "kill -TERM $$"]).signal(), Some(libc::SIGTERM));
+        assert_eq!(code(&["sh", "-c", "kill -SEGV $$"]).signal(), Some(libc::SIGSEGV));
+        let missing = refused(&[stays, &["no-such-program"]].concat(), 127);
+        assert!(
+            missing.contains("no-such-program: there is no such program in the folders of PATH")
+        );
+        let file = refused(&[stays, &["/proc/self/status"]].concat(), 126);
+        assert!(file.contains("cannot be executed: EACCES"), "{file}");
+    }
+    let script = std::env::temp_dir().join(format!("pageleap-run-{}", std::process::id()));
+    let path = script.to_str().unwrap();
+    for (text, code, said) in
+        [("exit 9", 9, ""), ("#!/no/such/shell\n", 126, "its interpreter does not exist")]
+    {
+        fs::write(&script, text).unwrap();
+        fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let output = output(&[path]);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
+    fs::remove_file(script).unwrap();
+}
+
+#[test]
+fn a_wrong_request_names_the_word_and_starts_nothing() {
+    let (node, _) = machine();
+    for (flags, parts) in [
+        (&["-m", "1023", "true"][..], &["--membind", "node 1023 does not exist", "may use"][..]),
+        (&["-N", "1023", "true"], &["--cpunodebind", "node 1023 does not exist"]),
+        (&["-C", "8000", "true"], &["--physcpubind", "CPU 8000 does not exist", "may run on"]),
+        (&["-C", "x", "true"], &["`x` is not a CPU"]),
+        (&["-m", "same", "true"], &["no set of nodes was given before"]),
+        (&["-m", &node, "-i", &node, "true"], &["cannot be used with"]),
+        (&["-i", &node, "-b", "true"], &["never balances pages of MPOL_INTERLEAVE"]),
+        (&["-l", "--balancing", "on", "true"], &["MPOL_LOCAL"]),
+        (&["--shm", "key", "-m", &node], &["--shm (-S) is an option of numactl only"]),
+        (&["-s"], &["--show (-s)", "pageleap status"]),
+        (&["-t", "true"], &["--strict (-t)", "--no-fallback"]),
+        (&["--membnd", "0", "true"], &["--membnd"]),
+        (&["-Z", "true"], &["-Z"]),
+        (&["--json", "true"], &["--dry-run"]),
+        (&[], &["no command"]),
+        (&["-m", &node], &["no command"]),
+        (&["--report-file", "/no/such/folder/x", "true"], &["--report-file /no/such/folder/x"]),
+    ] {
+        let said = refused(flags, 125);
+        assert!(parts.iter().all(|part| said.contains(part)), "{flags:?}: {said}");
+    }
+    assert_eq!(output(&["--help"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_trial_prints_the_commands_and_starts_nothing() {
+    let (node, cpus) = machine();
+    let first = cpus[0].to_string();
+    let shown = silent(&["--dry-run", "-m", &node, "-C", &first, "no-such-program", "a b", "'"]);
+    let expected =
+        format!("numactl --membind={node} --physcpubind={first} no-such-program 'a b' \"'\"\n");
+    assert_eq!(shown, expected);
+    assert_eq!(silent(&["--dry-run", "true"]), "true\n");
+    let object = silent(&["--dry-run", "--json", "--thp", "off", "-i", &node, "ls", "-l"]);
+    let object: Value = serde_json::from_str(&object).unwrap();
+    let node: u32 = node.parse().unwrap();
+    assert_eq!(
+        object["memory"],
+        json!({"mode": "MPOL_INTERLEAVE", "nodes": [node], "is_balanced": false})
+    );
+    assert_eq!((&object["cpus"], &object["thp_disabled"]), (&Value::Null, &json!(true)));
+    assert_eq!((&object["command"], &object["notes"]), (&json!(["ls", "-l"]), &json!([])));
+    // The line that is printed does the same.
+    if Command::new("numactl").arg("--version").output().is_ok() {
+        let line = silent(&[&["--dry-run", "-m", &node.to_string()], &POLICY[..]].concat());
+        let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+        assert!(stdout(&output).contains(&format!("bind:{node}")), "{output:?}");
+    }
+}
+
+/// The calls that Docker's default profile refuses without CAP_SYS_NICE.
+const OF_CONTAINERS: [i64; 3] = [libc::SYS_set_mempolicy, libc::SYS_get_mempolicy, libc::SYS_mbind];
+
+#[test]
+fn where_a_filter_refuses_a_policy_one_line_says_what_stands_in() {
+    let (node, cpus) = machine();
+    for action in [Action::Errno(libc::EPERM), Action::Errno(libc::ENOSYS), Action::Kill] {
+        let filtered = |flags: &[&str], program: &[&str]| {
+            let mut command = pageleap(flags);
+            // SAFETY: the filter is installed by system calls alone.
+            unsafe {
+                command.args(program).pre_exec(move || install_filter(action, &OF_CONTAINERS))
+            };
+            command.output().unwrap()
+        };
+        let bound = filtered(&["-m", &node], &CPUS);
+        let said = stderr(&bound);
+        assert_eq!(bound.status.code(), Some(0), "{action:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains("filter of the container refuses it"), "{said}");
+        assert!(said.contains(&format!("of node {node} instead")), "{said}");
+        let spread = filtered(&["-i", &node], &["true"]);
+        let said = stderr(&spread);
+        assert_eq!((spread.status.code(), said.lines().count()), (Some(0), 1), "{said}");
+        assert!(said.contains("The policy stays as it was"), "{said}");
+        let strict = filtered(&["--no-fallback", "-m", &node], &["true"]);
+        assert_eq!(strict.status.code(), Some(125));
+        assert!(stderr(&strict).contains("--cap-add SYS_NICE"), "{}", stderr(&strict));
+        // Without a policy nothing is asked for, and nothing said.
+        let plain = filtered(&["-C", &cpus[0].to_string()], &["true"]);
+        assert_eq!((plain.status.code(), stderr(&plain).as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
+fn the_program_inherits_what_the_launcher_has_inherited() {
+    let shown = [
+        "sh",
+        "-c",
+        "grep -E 'Sig(Ign|Blk|Pnd)' /proc/self/status; ls /proc/self/fd; env | sort | grep -v ^_=",
+    ];
+    for ignored in [false, true] {
+        let run = |mut command: Command| {
+            // SAFETY: neither call takes a pointer to more than its own variables.
+            unsafe {
+                command.pre_exec(move || {
+                    let handler = if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
+                    for signal in [libc::SIGPIPE, libc::SIGCHLD, libc::SIGHUP] {
+                        libc::signal(signal, handler);
+                    }
+                    let mut blocked: libc::sigset_t = std::mem::zeroed();
+                    libc::sigaddset(&mut blocked, libc::SIGUSR1);
+                    libc::pthread_sigmask(libc::SIG_SETMASK, &blocked, std::ptr::null_mut());
+                    Ok(())
+                })
+            };
+            stdout(&command.stderr(Stdio::null()).output().unwrap())
+        };
+        let mut alone = Command::new(shown[0]);
+        alone.args(&shown[1..]);
+        let alone = run(alone);
+        assert_eq!(run(pageleap(&shown)), alone, "SIGPIPE and others ignored: {ignored}");
+        assert_eq!(run(pageleap(&[&["-v"], &shown[..]].concat())), alone, "{ignored}");
+    }
+}
+
+#[test]
+fn its_own_words_go_to_standard_error_or_to_a_file() {
+    let said = stderr(&output(&["-v", "-l", "echo", "hello"]));
+    assert!(said.contains("pageleap run: memory policy: MPOL_LOCAL\n"), "{said}");
+    assert!(said.contains("exit status 0 after"), "{said}");
+    let file = std::env::temp_dir().join(format!("pageleap-words-{}", std::process::id()));
+    let name = file.to_str().unwrap();
+    let all =
+        output(&["-v", "-l", "--report-file", name, "sh", "-c", "echo hello; echo other >&2"]);
+    assert_eq!((stdout(&all).as_str(), stderr(&all).as_str()), ("hello\n", "other\n"));
+    let words = fs::read_to_string(&file).unwrap();
+    assert!(words.contains("MPOL_LOCAL") && words.contains("exit status 0"), "{words}");
+    fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_parent_passes_on_signals_stops_and_the_end() {
+    let mut job = Job::start(pageleap(&[
+        "-v",
+        "sh",
+        "-c",
+        "trap 'exit 5' TERM; echo $$; while :; do sleep 0.05; done",
+    ]));
+    job.signal(libc::SIGTERM);
+    assert_eq!(job.end(), (Some(5), None));
+
+    // A stop of the program is seen in the parent, and SIGCONT lets both go on.
+    let mut job = Job::start(pageleap(&["-v", "sh", "-c", "echo $$; kill -STOP $$; exit 6"]));
+    assert_eq!(job.stopped(), libc::SIGSTOP);
+    assert!(job.program_state() == 'T', "the program has stopped");
+    job.signal(libc::SIGCONT);
+    assert_eq!(job.end(), (Some(6), None));
+
+    // A stop that is asked of the parent is the program's.
+    let mut job =
+        Job::start(pageleap(&["-v", "sh", "-c", "echo $$; while :; do sleep 0.05; done"]));
+    job.signal(libc::SIGTSTP);
+    assert_eq!(job.stopped(), libc::SIGTSTP);
+    assert!(job.program_state() == 'T', "the program has stopped");
+    job.signal(libc::SIGCONT);
+    soon(|| job.program_state() != 'T');
+    job.signal(libc::SIGINT);
+    assert_eq!(job.end(), (None, Some(libc::SIGINT)));
+}
+
+#[test]
+fn the_program_ends_with_a_parent_that_is_killed() {
+    let mut job =
+        Job::start(pageleap(&["-v", "sh", "-c", "echo $$; while :; do sleep 0.05; done"]));
+    let program = job.program;
+    job.signal(libc::SIGKILL);
+    assert_eq!(job.end(), (None, Some(libc::SIGKILL)));
+    soon(|| job::state_of(program).is_none_or(|state| state == 'Z'));
+}
+
+#[test]
+fn the_terminal_is_the_programs() {
+    // `script` gives it a terminal of its own, on which Ctrl-C is typed.
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("skipped: the_terminal_is_the_programs: no script(1)");
+        return;
+    }
+    for stays in ["", "-v "] {
+        let inner = format!(
+            "{} run {stays}sh -c 'trap \"echo interrupted; exit 3\" INT; echo ready; read line; \
+             echo got $line; echo again; read line'",
+            env!("CARGO_BIN_EXE_pageleap")
+        );
+        let mut script = Command::new("script");
+        script.args(["-qec", &inner, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = script.spawn().unwrap();
+        let mut typed = child.stdin.take().unwrap();
+        let mut shown = job::Shown::of(child.stdout.take().unwrap());
+        shown.wait_for("ready");
+        std::io::Write::write_all(&mut typed, b"word\n").unwrap();
+        shown.wait_for("got word");
+        shown.wait_for("again");
+        std::io::Write::write_all(&mut typed, b"\x03").unwrap();
+        shown.wait_for("interrupted");
+        assert_eq!(child.wait().unwrap().code(), Some(3), "{stays}{}", shown.text());
+        assert_eq!(shown.text().matches("interrupted").count(), 1, "{}", shown.text());
+    }
+}

@@ -1,0 +1,131 @@
+//! A program under a parent that stays behind, and what became of both.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Far longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until something holds.
+#[track_caller]
+pub fn soon(mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < PATIENCE, "it does not come");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The state of a process, as `/proc/PID/stat` has it; `None` if it has gone.
+pub fn state_of(pid: i32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// A parent and its program, whose first line of output is its number. Both end with the value.
+pub struct Job {
+    parent: Child,
+    pub program: i32,
+}
+
+impl Job {
+    pub fn start(mut command: Command) -> Job {
+        // A process group of its own, as a shell with job control makes one. Signals have their
+        // default actions, whatever the test was started with.
+        // SAFETY: the calls take no pointers.
+        unsafe {
+            command.process_group(0).pre_exec(|| {
+                for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGTSTP, libc::SIGCONT] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
+                Ok(())
+            })
+        };
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut parent = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let program = line.trim().parse().unwrap_or_else(|_| panic!("no number: {line:?}"));
+        Job { parent, program }
+    }
+
+    fn pid(&self) -> i32 {
+        self.parent.id() as i32
+    }
+
+    /// Sends a signal to the parent alone.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: the call takes no pointers; the process has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
+    }
+
+    /// Waits until the parent stops, and returns the signal.
+    #[track_caller]
+    pub fn stopped(&self) -> i32 {
+        let mut signal = None;
+        soon(|| {
+            let mut status = 0;
+            let flags = libc::WUNTRACED | libc::WNOHANG;
+            // SAFETY: the call writes one number.
+            let changed = unsafe { libc::waitpid(self.pid(), &mut status, flags) };
+            signal = (changed > 0).then_some(status);
+            signal.is_some()
+        });
+        let status = signal.unwrap();
+        assert!(libc::WIFSTOPPED(status), "it has ended: {status:#x}");
+        libc::WSTOPSIG(status)
+    }
+
+    /// Waits for the end of the parent: its exit code, or the signal that ended it.
+    pub fn end(&mut self) -> (Option<i32>, Option<i32>) {
+        use std::os::unix::process::ExitStatusExt;
+        let mut status = None;
+        soon(|| {
+            status = self.parent.try_wait().unwrap();
+            status.is_some()
+        });
+        let status = status.unwrap();
+        (status.code(), status.signal())
+    }
+
+    pub fn program_state(&self) -> char {
+        state_of(self.program).unwrap_or('X')
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = self.parent.kill();
+        let _ = self.parent.wait();
+    }
+}
+
+/// What a terminal shows, as it comes.
+pub struct Shown {
+    from: ChildStdout,
+    text: Vec<u8>,
+}
+
+impl Shown {
+    pub fn of(from: ChildStdout) -> Shown {
+        Shown { from, text: Vec::new() }
+    }
+
+    /// Reads until the text is there. Reading ends with the program.
+    #[track_caller]
+    pub fn wait_for(&mut self, text: &str) {
+        let mut buffer = [0; 256];
+        while !self.text().contains(text) {
+            let read = self.from.read(&mut buffer).unwrap();
+            assert!(read > 0, "{text:?} does not come: {}", self.text());
+            self.text.extend(&buffer[..read]);
+        }
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.text).into_owned()
+    }
+}

@@ -1,0 +1,56 @@
+//! Starts programs that nobody will change: with a memory policy, on CPUs, and with settings of
+//! their own.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use pageleap::topology::Topology;
+//! use pageleap_launch::{MemoryPolicy, Mode, Program, Settings, ThisThread, apply};
+//!
+//! let topology = Topology::read()?;
+//! let settings = Settings {
+//!     memory: Some(MemoryPolicy::new(Mode::Interleave, topology.parse_nodes("all", None)?)),
+//!     ..Settings::default()
+//! };
+//! let applied = apply(&settings, &topology, &mut ThisThread, false)?;
+//! applied.notes.iter().for_each(|note| eprintln!("{note}"));
+//! // Becomes the program, and returns only if that fails.
+//! let error = Program::find("sort".into(), vec!["table.csv".into()])?.exec(&[]);
+//! # Err(error.into())
+//! # }
+//! ```
+//!
+//! Three parts, one after the other:
+//!
+//! 1. [`Settings`] is the request, in the kernel's terms.
+//! 2. [`apply`] gives it to the calling thread, and reads it back. The kernel, or a filter of a
+//!    container, may refuse a part; then the *fallbacks* of [`apply`] stand in, each with a note.
+//! 3. [`Program::exec`] becomes the program, which inherits the settings; or a [`Parent`] stays
+//!    behind, and passes on signals, stops and the exit status.
+//!
+//! Deciding is apart from doing: [`apply`] works on the trait [`Calls`], which tests implement.
+
+#![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
+#![cfg(target_os = "linux")]
+
+mod apply;
+mod balancing;
+mod calls;
+mod error;
+mod huge_pages;
+mod inherited;
+mod parent;
+mod policy;
+mod program;
+mod settings;
+#[cfg(test)]
+mod trees;
+
+pub use apply::{Applied, apply};
+pub use balancing::balance;
+pub use calls::{Calls, ThisThread};
+pub use error::Error;
+pub use huge_pages::{HugePages, ask_for_huge_pages};
+pub use parent::{Outcome, Parent};
+pub use policy::{MemoryPolicy, Mode};
+pub use program::Program;
+pub use settings::Settings;

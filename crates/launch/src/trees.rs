@@ -1,0 +1,35 @@
+//! Files of a machine for tests.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pageleap::topology::SysFiles;
+
+/// A folder with files, which is removed in the end.
+pub(crate) struct Tree(PathBuf);
+
+impl Tree {
+    /// Files by path and contents.
+    pub(crate) fn new(files: &[(&str, &str)]) -> Tree {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let nth = NEXT.fetch_add(1, Ordering::Relaxed);
+        let root = std::env::temp_dir().join(format!("pageleap-tree-{}-{nth}", std::process::id()));
+        std::fs::create_dir_all(&root).unwrap();
+        for (path, text) in files {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        Tree(root)
+    }
+
+    pub(crate) fn files(&self) -> SysFiles {
+        SysFiles::at(&self.0)
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
