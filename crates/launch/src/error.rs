@@ -35,6 +35,16 @@ pub enum Error {
         /// How to fix it.
         remedy: &'static str,
     },
+    /// The node of a device is not known.
+    #[error("{text}: {reason}; {remedy}")]
+    Device {
+        /// The text of the request, with control characters escaped.
+        text: String,
+        /// Why.
+        reason: String,
+        /// How to fix it.
+        remedy: &'static str,
+    },
     /// There is no such program.
     #[error("{}: there is no such program{whither}", escaped(&.program.to_string_lossy()))]
     NotFound {

@@ -35,6 +35,7 @@
 mod apply;
 mod balancing;
 mod calls;
+mod devices;
 mod error;
 mod huge_pages;
 mod inherited;
@@ -48,6 +49,7 @@ mod trees;
 pub use apply::{Applied, apply};
 pub use balancing::balance;
 pub use calls::{Calls, ThisThread};
+pub use devices::node_of_device;
 pub use error::Error;
 pub use huge_pages::{HugePages, ask_for_huge_pages};
 pub use parent::{Outcome, Parent};

@@ -23,6 +23,13 @@ impl Tree {
         Tree(root)
     }
 
+    /// Makes a symbolic link.
+    pub(crate) fn link(&self, path: &str, target: &str) {
+        let path = self.0.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(target, path).unwrap();
+    }
+
     pub(crate) fn files(&self) -> SysFiles {
         SysFiles::at(&self.0)
     }

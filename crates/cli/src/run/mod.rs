@@ -22,7 +22,7 @@ use pageleap::NodeId;
 use pageleap::topology::{SysFiles, Topology};
 use pageleap_launch::{
     Applied, Error, MemoryPolicy, Mode, Program, Settings, ThisThread, apply, ask_for_huge_pages,
-    balance,
+    balance, node_of_device,
 };
 
 pub use args::RunArgs;
@@ -163,8 +163,8 @@ impl Plan {
             told: None,
             command: args.command.clone(),
         };
-        plan.settings.memory = policy(args, topology)?;
-        plan.settings.cpus = cpus(args, topology)?;
+        plan.settings.memory = policy(args, topology, files)?;
+        plan.settings.cpus = cpus(args, topology, files)?;
         if let Some(switch) = args.balancing {
             let asked = plan.settings.memory.take();
             let (policy, note) = balance(asked, switch == Switch::On, files).map_err(launch)?;
@@ -183,7 +183,11 @@ impl Plan {
 }
 
 /// The memory policy that was asked for.
-fn policy(args: &RunArgs, topology: &Topology) -> Result<Option<MemoryPolicy>, Unstarted> {
+fn policy(
+    args: &RunArgs,
+    topology: &Topology,
+    files: &SysFiles,
+) -> Result<Option<MemoryPolicy>, Unstarted> {
     let asked = [
         (&args.interleave, Mode::Interleave, "--interleave"),
         (&args.weighted_interleave, Mode::WeightedInterleave, "--weighted-interleave"),
@@ -193,6 +197,7 @@ fn policy(args: &RunArgs, topology: &Topology) -> Result<Option<MemoryPolicy>, U
     ];
     for (text, mode, flag) in asked {
         let Some(text) = text else { continue };
+        let text = &node_of_device(text, files).map_err(launch)?;
         let nodes = memory_nodes(args, topology, flag, text)?;
         if mode == Mode::Preferred && nodes.len() > 1 {
             let why = format!("{flag} {text}: one node; --preferred-many takes several");
@@ -226,7 +231,11 @@ fn memory_nodes(
 }
 
 /// The CPUs that were asked for, by number or by node.
-fn cpus(args: &RunArgs, topology: &Topology) -> Result<Option<Vec<usize>>, Unstarted> {
+fn cpus(
+    args: &RunArgs,
+    topology: &Topology,
+    files: &SysFiles,
+) -> Result<Option<Vec<usize>>, Unstarted> {
     if let Some(text) = &args.physcpubind {
         let cpus = match args.all {
             true => topology.parse_online_cpus(text),
@@ -236,6 +245,7 @@ fn cpus(args: &RunArgs, topology: &Topology) -> Result<Option<Vec<usize>>, Unsta
     }
     let Some(text) = &args.cpunodebind else { return Ok(None) };
     let flag = "--cpunodebind";
+    let text = &node_of_device(text, files).map_err(launch)?;
     let nodes = match args.all {
         true => parsed(flag, topology.parse_online_nodes(text, None))?,
         false => parsed(flag, topology.parse_nodes_with_cpus(text))?,
