@@ -18,7 +18,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum,
 /// Exit code: that of the program; 125 the program was not started, 126 it cannot be executed, 127
 /// there is no such program.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, override_usage = "pageleap run [OPTIONS] COMMAND [ARGUMENTS]...")]
 pub struct RunArgs {
     /// Take memory from these nodes in turn
     #[arg(short, long, value_name = "NODES", group = "policy")]
