@@ -92,7 +92,7 @@ fn a_program_grows_by_distance() {
     let idle = |node: &NodeId| [8.0, 1.0, 4.0, 9.0][node.0 as usize];
     let is_ordered =
         |a: &NodeId, b: &NodeId| far(a) < far(b) || far(a) == far(b) && idle(a) >= idle(b);
-    assert!(order[1..].is_sorted_by(|a, b| is_ordered(a, b)), "{order:?}");
+    assert!(order[1..].is_sorted_by(is_ordered), "{order:?}");
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_node_without_memory_is_no_home() {
 #[test]
 fn loads_are_differences_of_counters() {
     let tree = Tree::empty();
-    let put = |path: &str, text: &str| tree.put(path, text.to_owned());
+    let put = |path: &str, text: &str| tree.put(path, text);
     for (id, cpus) in [(0, "0-3\n"), (1, "4-5\n")] {
         put(&format!("{NODE}/node{id}/cpulist"), cpus);
         let memory = format!("Node {id} MemTotal: 2048 kB\nNode {id} MemFree: 1024 kB\n");
