@@ -16,6 +16,7 @@
 //!   finds lost writes.
 //! * [`leap`]: runs one job, watches it from outside, and keeps the observations.
 //! * [`jobs`]: short jobs at rest, each beside copies of the same bytes.
+//! * [`churn`]: threads that allocate and free memory, to compare allocators.
 //! * [`memcpy`]: the base line for leaps: copies of the same bytes by one thread.
 //! * [`private`]: private anonymous memory for measurements.
 //! * [`sample`]: the results of one leap beside one load.
@@ -25,6 +26,7 @@
 
 #![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 
+pub mod churn;
 pub mod document;
 pub mod export;
 pub mod figures;
@@ -34,6 +36,7 @@ pub mod load;
 pub mod memcpy;
 pub mod phase;
 pub mod private;
+mod random;
 pub mod sample;
 pub mod statistics;
 

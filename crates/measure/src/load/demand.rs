@@ -1,9 +1,8 @@
 //! The demand on writers: how many writes per second, and to which rows.
 
+use crate::random::SplitMix64;
 use std::fmt;
 use std::str::FromStr;
-
-use super::random::SplitMix64;
 
 /// The hot part of skewed writes is one part of this many: 3.125 %.
 const HOT_PART: usize = 32;

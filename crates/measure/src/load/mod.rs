@@ -7,7 +7,6 @@ mod bystander;
 mod demand;
 mod gaps;
 mod kernel;
-mod random;
 mod reader;
 mod spells;
 mod writer;

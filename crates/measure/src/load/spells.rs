@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use super::demand::{Rate, Rows};
-use super::random::SplitMix64;
+use crate::random::SplitMix64;
 
 /// Mean length of the spells of a changing load, chosen so that a leap of a gigabyte meets several.
 pub const MEAN_SPELL: Duration = Duration::from_millis(30);

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use super::Beside;
 use super::demand::{Rate, Rows};
 use super::gaps::Gaps;
-use super::random::SplitMix64;
 use super::spells::{Spell, Spells};
 use crate::phase::{PHASES, Times};
+use crate::random::SplitMix64;
 
 /// Rates up to this are paced by sleeping.
 const SLEEP_LIMIT_PER_S: u64 = 1_000_000;

@@ -1,11 +1,11 @@
-//! Random choices of a load, from a seed.
+//! Random choices of loads, from a seed.
 
 use std::time::Duration;
 
 /// Sebastiano Vigna's SplitMix64. It takes a few instructions, so that the speed of a writer is
 /// that of its writes.
 #[derive(Debug)]
-pub(super) struct SplitMix64(pub u64);
+pub(crate) struct SplitMix64(pub u64);
 
 impl SplitMix64 {
     fn next(&mut self) -> u64 {
