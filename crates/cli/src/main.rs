@@ -42,6 +42,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::BenchArgs),
+    #[command(hide = true)]
+    Churn(bench::ChurnArgs),
     Demo(Box<demo::DemoArgs>),
     Doctor(doctor::DoctorArgs),
     #[command(hide = true)]
@@ -64,11 +66,12 @@ const SIGNALLED: u8 = 128;
 
 fn main() -> ExitCode {
     let command = run::parse::<Cli>().command;
-    if !matches!(command, Command::KeepHugePages(_)) {
+    if !matches!(command, Command::KeepHugePages(_) | Command::Churn(_)) {
         huge_pages::settle();
     }
     let result = match command {
         Command::Bench(args) => bench::run(&args),
+        Command::Churn(args) => bench::churn(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => match doctor::run(&args) {
             Ok(code) => return code,

@@ -32,6 +32,7 @@
 #![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 #![cfg(target_os = "linux")]
 
+mod allocators;
 mod apply;
 mod balancing;
 mod calls;
@@ -49,6 +50,7 @@ mod settings;
 #[cfg(test)]
 mod trees;
 
+pub use allocators::{Allocator, NOT_AVAILABLE, preloaded};
 pub use apply::{Applied, apply};
 pub use balancing::balance;
 pub use calls::{Calls, ThisThread};

@@ -23,6 +23,11 @@ impl Tree {
         Tree(root)
     }
 
+    /// The path of a file or folder of it.
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.0.join(path)
+    }
+
     /// Makes a symbolic link.
     pub(crate) fn link(&self, path: &str, target: &str) {
         let path = self.0.join(path);

@@ -9,12 +9,13 @@ use pageleap::{BASE_PAGE, EngineChoice, MemoryEngine, PageSize};
 use pageleap_measure::jobs::{SCATTERED, SMALL, Shape};
 use pageleap_measure::load::{Pattern, Rate, Rows, Work, Writing};
 
+use super::allocators::AllocatorsArgs;
 use crate::bytes;
 use crate::engine::Asked;
 use crate::export::Exports;
 use crate::times::wait_budget;
 
-/// Measure what a leap costs on this machine.
+/// Measure what leaps cost on this machine, and compare allocators.
 #[derive(Args, Clone, Debug)]
 #[command(arg_required_else_help = true)]
 pub struct BenchArgs {
@@ -26,6 +27,7 @@ pub struct BenchArgs {
 /// The measurements of `pageleap bench`.
 #[derive(Subcommand, Clone, Debug)]
 pub enum BenchCommand {
+    Allocators(AllocatorsArgs),
     Engines(Box<EnginesArgs>),
 }
 

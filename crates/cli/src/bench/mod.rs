@@ -5,6 +5,7 @@
 //! ([`rows`]), and the rows a document ([`document`], [`columns`], [`gaps`]). Short jobs have regions
 //! and tables of their own ([`jobs`], [`job_rows`]).
 
+mod allocators;
 mod args;
 mod columns;
 mod document;
@@ -20,6 +21,7 @@ use std::thread::available_parallelism;
 use anyhow::anyhow;
 use pageleap::PageSize;
 
+pub use allocators::{ChurnArgs, churn};
 pub use args::BenchArgs;
 use args::{BenchCommand, EngineRow, EnginesArgs, Kind, NamedLoad};
 use place::Place;
@@ -33,6 +35,7 @@ use crate::{export, interrupt};
 /// Runs the measurement that the arguments name.
 pub fn run(args: &BenchArgs) -> Result<(), Stop> {
     match &args.command {
+        BenchCommand::Allocators(args) => allocators::run(args),
         BenchCommand::Engines(args) => engines(args),
     }
 }

@@ -1,0 +1,96 @@
+//! Compares and preloads the allocators that are installed. Times are never judged.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use common::interrupted;
+use serde_json::Value;
+
+/// Debian's packages of the allocators that have one.
+const PACKAGES: [(&str, &str); 4] = [
+    ("jemalloc", "libjemalloc2"),
+    ("tcmalloc", "libtcmalloc-minimal4"),
+    ("mimalloc", "libmimalloc2.0"),
+    ("tbbmalloc", "libtbbmalloc2"),
+];
+
+fn pageleap(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
+    command.args(arguments).output().expect("pageleap starts")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn bench(flags: &[&str]) -> Value {
+    let output = pageleap(&[&["bench", "allocators", "--json"], flags].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn all_allocators_get_the_same_requests_and_the_same_runs() {
+    let result = bench(&["--threads", "1,3", "--operations", "20000", "--runs", "2"]);
+    let libraries = result["setting"]["libraries"].as_object().unwrap();
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * (1 + libraries.len()), "glibc and those with a library: {rows:?}");
+    let samples = result["samples"].as_array().unwrap();
+    assert_eq!(samples.len(), 2 * rows.len());
+    let mut requested: BTreeMap<u64, BTreeMap<String, Vec<u64>>> = BTreeMap::new();
+    for sample in samples {
+        let of = |key: &str| sample[key].as_u64().unwrap();
+        assert!(of("time_ns") > 0 && of("resident_bytes") > 0, "{sample}");
+        let name = sample["allocator"].as_str().unwrap().to_owned();
+        let of_threads = requested.entry(of("threads")).or_default();
+        of_threads.entry(name).or_default().push(of("requested_bytes"));
+    }
+    for (threads, by_allocator) in requested {
+        let glibc = &by_allocator["glibc"];
+        assert_eq!(glibc.len(), 2);
+        assert_ne!(glibc[0], glibc[1], "each run has other requests");
+        assert!(by_allocator.values().all(|of| of == glibc), "{threads}: {by_allocator:?}");
+    }
+    for row in rows {
+        let glibc = row["allocator"] == "glibc";
+        assert_eq!(row["time_to_glibc_ratio"] == 1.0, glibc || row["time_to_glibc_ratio"] == 1.0);
+        let order = ["time_min_ns", "time_ns", "time_max_ns"].map(|key| row[key].as_u64().unwrap());
+        assert!(order.is_sorted(), "{row}");
+        assert!(row["overhead_ratio"].as_f64().unwrap() > 0.5, "{row}");
+    }
+    let missing = result["missing"].to_string();
+    for name in ["hoard", "supermalloc", "mcmalloc"] {
+        assert!(missing.contains(name), "{missing}");
+    }
+    for (name, package) in PACKAGES {
+        assert_ne!(libraries.contains_key(name), missing.contains(package), "{name}: {missing}");
+    }
+}
+
+#[test]
+fn allocators_that_are_not_there_are_refused_with_the_way_to_get_them() {
+    let refused = |name: &str| {
+        let output = pageleap(&["bench", "allocators", "--alloc", name]);
+        assert_eq!(output.status.code(), Some(2), "{name}: {}", stderr(&output));
+        stderr(&output)
+    };
+    assert!(refused("hoard").contains("hoard is not available"));
+    assert!(refused("malloc").contains("known are glibc, jemalloc"));
+    let found = bench(&["--threads", "1", "--operations", "1", "--runs", "1"]);
+    for (name, package) in PACKAGES {
+        if found["setting"]["libraries"].get(name).is_none() {
+            assert!(refused(name).contains(&format!("apt-get install {package}")));
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_comparison_ends_at_once() {
+    let flags = ["bench", "allocators", "--operations", "4000000000", "--threads", "1"];
+    let output = interrupted(&flags, Duration::from_millis(300));
+    assert_eq!(output.status.code(), Some(128 + libc::SIGINT), "{}", stderr(&output));
+    assert!(stderr(&output).contains("interrupted"), "{}", stderr(&output));
+}
