@@ -66,7 +66,8 @@ const SIGNALLED: u8 = 128;
 
 fn main() -> ExitCode {
     let command = run::parse::<Cli>().command;
-    if !matches!(command, Command::KeepHugePages(_) | Command::Churn(_)) {
+    // `run` changes nothing but itself, and waits for nobody.
+    if !matches!(command, Command::KeepHugePages(_) | Command::Churn(_) | Command::Run(_)) {
         huge_pages::settle();
     }
     let result = match command {

@@ -119,6 +119,10 @@ fn the_program_agrees_with_numactl_on_every_letter() {
         &[&format!("--membind={node}")],
         &["--membind", "all", "--physcpubind", "all"],
         &["-c", node],
+        &["--physcpub", &cpu],
+        &["--mem", node, "--cpun", node],
+        &["-N", node, "-N", node, "-b", "-b"],
+        &["-C", "+0", "-C", &cpu],
     ] {
         for program in [POLICY, CPUS] {
             let theirs = Command::new("numactl").args(flags).args(program).output().unwrap();
@@ -160,6 +164,11 @@ fn the_program_runs_on_the_cpus_that_were_named() {
     assert_eq!(listed(&["-C", &last]), last);
     assert_eq!(listed(&["-C", "+0"]), cpus[0].to_string());
     assert_eq!(listed(&["-N", &node, "-C", &last]), last, "the last one counts, as in numactl");
+    // The CPUs of a node are all of them, whatever the affinity of the shell is.
+    let mut bound = Command::new("taskset");
+    bound.args(["-c", &last, env!("CARGO_BIN_EXE_pageleap"), "run", "-N", &node]);
+    let bound = stdout(&bound.args(CPUS).output().unwrap());
+    assert_eq!(bound, silent(&[&["-N", &node], &CPUS[..]].concat()));
     // Without -a a CPU outside of the affinity of the shell is none.
     if cpus.len() > 1 {
         let mut bound = Command::new("taskset");
@@ -252,6 +261,8 @@ fn a_wrong_request_names_the_word_and_starts_nothing() {
         (&["--shm", "key", "-m", &node], &["--shm (-S) is an option of numactl only"]),
         (&["-s"], &["--show (-s)", "pageleap status"]),
         (&["-t", "true"], &["--strict (-t)", "--no-fallback"]),
+        (&["-V", "true"], &["--verify (-V)"]),
+        (&["-m", "same:membind", "true"], &["`same:membind` is not a node"]),
         (&["--membnd", "0", "true"], &["--membnd"]),
         (&["-Z", "true"], &["-Z"]),
         (&["--json", "true"], &["--dry-run"]),
@@ -319,6 +330,24 @@ fn where_a_filter_refuses_a_policy_one_line_says_what_stands_in() {
         let strict = filtered(&["--no-fallback", "-m", &node], &["true"]);
         assert_eq!(strict.status.code(), Some(125));
         assert!(stderr(&strict).contains("--cap-add SYS_NICE"), "{}", stderr(&strict));
+        for (call, flags) in
+            [(libc::SYS_sched_setaffinity, &["-C", "+0"][..]), (libc::SYS_prctl, &["--thp", "off"])]
+        {
+            let mut command = pageleap(flags);
+            // SAFETY: the filter is installed by system calls alone.
+            unsafe { command.arg("true").pre_exec(move || install_filter(action, &[call])) };
+            let output = command.output().unwrap();
+            let said = stderr(&output);
+            // Whether a filter applies is asked by the call that the last one refuses.
+            if call == libc::SYS_prctl && action == Action::Kill {
+                continue;
+            }
+            assert_eq!(
+                (output.status.code(), said.lines().count()),
+                (Some(0), 1),
+                "{call}: {said}"
+            );
+        }
         // Without a policy nothing is asked for, and nothing said.
         let plain = filtered(&["-C", &cpus[0].to_string()], &["true"]);
         assert_eq!((plain.status.code(), stderr(&plain).as_str()), (Some(0), ""));
@@ -373,33 +402,100 @@ fn its_own_words_go_to_standard_error_or_to_a_file() {
 }
 
 #[test]
-fn a_parent_passes_on_signals_stops_and_the_end() {
-    let mut job = Job::start(pageleap(&[
-        "-v",
-        "sh",
-        "-c",
-        "trap 'exit 5' TERM; echo $$; while :; do sleep 0.05; done",
-    ]));
+fn closed_files_are_closed_for_the_program() {
+    for closed in [">&-", "<&-", "2>&-", "<&- >&- 2>&-"] {
+        let line = |run: &str| format!("{run} sh -c 'echo hello || exit 9; read line' {closed}");
+        let code =
+            |run: &str| Command::new("sh").args(["-c", &line(run)]).output().unwrap().status.code();
+        let ours = format!("{} run", env!("CARGO_BIN_EXE_pageleap"));
+        assert_eq!(code(&ours), code(""), "{closed}");
+    }
+}
+
+#[test]
+fn the_parent_keeps_no_file_of_the_program() {
+    // The program closes its output and goes on: the reader comes to the end.
+    let mut job =
+        Job::start(pageleap(&["-v", "sh", "-c", "echo $$; exec >&- 2>&-; exec sleep 1000"]));
+    job.read_to_end();
+    assert!(job::state_of(job.program).is_some_and(|state| state != 'Z'));
+    job.signal(libc::SIGTERM);
+    assert_eq!(job.end(), (None, Some(libc::SIGTERM)));
+}
+
+/// A program that runs until SIGTERM, and then exits with 5.
+const ENDLESS: &str = "trap 'exit 5' TERM; echo $$; while :; do sleep 0.05; done";
+
+#[test]
+fn a_parent_passes_on_signals_and_ends_as_the_program_has() {
+    let mut job = Job::start(pageleap(&["-v", "sh", "-c", ENDLESS]));
     job.signal(libc::SIGTERM);
     assert_eq!(job.end(), (Some(5), None));
+    // A timer that was set before is the program's.
+    let mut command = pageleap(&["-v", "sh", "-c", "echo $$; exec sleep 1000"]);
+    // SAFETY: the call reads one structure.
+    unsafe {
+        command.pre_exec(|| {
+            let mut timer: libc::itimerval = std::mem::zeroed();
+            timer.it_value.tv_usec = 400_000;
+            libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut());
+            Ok(())
+        })
+    };
+    assert_eq!(Job::start(command).end(), (None, Some(libc::SIGALRM)));
+}
 
+#[test]
+fn a_parent_stops_and_goes_on_with_the_program() {
     // A stop of the program is seen in the parent, and SIGCONT lets both go on.
     let mut job = Job::start(pageleap(&["-v", "sh", "-c", "echo $$; kill -STOP $$; exit 6"]));
     assert_eq!(job.stopped(), libc::SIGSTOP);
-    assert!(job.program_state() == 'T', "the program has stopped");
+    assert_eq!(job.program_state(), 'T');
     job.signal(libc::SIGCONT);
     assert_eq!(job.end(), (Some(6), None));
 
     // A stop that is asked of the parent is the program's.
-    let mut job =
-        Job::start(pageleap(&["-v", "sh", "-c", "echo $$; while :; do sleep 0.05; done"]));
+    let mut job = Job::start(pageleap(&["-v", "sh", "-c", ENDLESS]));
     job.signal(libc::SIGTSTP);
     assert_eq!(job.stopped(), libc::SIGTSTP);
-    assert!(job.program_state() == 'T', "the program has stopped");
+    assert_eq!(job.program_state(), 'T');
     job.signal(libc::SIGCONT);
     soon(|| job.program_state() != 'T');
-    job.signal(libc::SIGINT);
-    assert_eq!(job.end(), (None, Some(libc::SIGINT)));
+    job.signal(libc::SIGTERM);
+    assert_eq!(job.end(), (Some(5), None));
+
+    // So is a stop of the whole group, as by Ctrl-Z, and it is one.
+    let mut job = Job::start(pageleap(&["-v", "sh", "-c", ENDLESS]));
+    for _ in 0..3 {
+        job.signal_group(libc::SIGTSTP);
+        assert_eq!(job.stopped(), libc::SIGTSTP);
+        soon(|| job.program_state() == 'T');
+        job.signal_group(libc::SIGCONT);
+        soon(|| job.parent_state() != 'T' && job.program_state() != 'T');
+    }
+    job.signal(libc::SIGTERM);
+    assert_eq!(job.end(), (Some(5), None));
+
+    // If somebody continues the program alone, the parent goes on as well.
+    let mut job = Job::start(pageleap(&["-v", "sh", "-c", ENDLESS]));
+    for _ in 0..3 {
+        job.signal_program(libc::SIGSTOP);
+        assert_eq!(job.stopped(), libc::SIGSTOP);
+        job.signal_program(libc::SIGCONT);
+        soon(|| job.parent_state() != 'T');
+    }
+    job.signal_program(libc::SIGTERM);
+    assert_eq!(job.end(), (Some(5), None));
+}
+
+#[test]
+fn a_closed_terminal_ends_the_program_under_a_parent() {
+    let (mut job, terminal) =
+        Job::on_terminal(pageleap(&["-v", "sh", "-c", "echo $$; exec sleep 1000"]));
+    drop(terminal);
+    let program = job.program;
+    assert_eq!(job.end(), (None, Some(libc::SIGHUP)));
+    soon(|| job::state_of(program).is_none());
 }
 
 #[test]
@@ -421,8 +517,8 @@ fn the_terminal_is_the_programs() {
     }
     for stays in ["", "-v "] {
         let inner = format!(
-            "{} run {stays}sh -c 'trap \"echo interrupted; exit 3\" INT; echo ready; read line; \
-             echo got $line; echo again; read line'",
+            "{} run {stays}sh -c 'trap \"echo interrupted\" INT; echo ready; while :; do \
+             if read line; then echo got $line; fi; if [ \"$line\" = end ]; then exit 3; fi; done'",
             env!("CARGO_BIN_EXE_pageleap")
         );
         let mut script = Command::new("script");
@@ -433,9 +529,10 @@ fn the_terminal_is_the_programs() {
         shown.wait_for("ready");
         std::io::Write::write_all(&mut typed, b"word\n").unwrap();
         shown.wait_for("got word");
-        shown.wait_for("again");
         std::io::Write::write_all(&mut typed, b"\x03").unwrap();
         shown.wait_for("interrupted");
+        std::io::Write::write_all(&mut typed, b"end\n").unwrap();
+        shown.wait_for("got end");
         assert_eq!(child.wait().unwrap().code(), Some(3), "{stays}{}", shown.text());
         assert_eq!(shown.text().matches("interrupted").count(), 1, "{}", shown.text());
     }

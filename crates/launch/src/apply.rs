@@ -36,14 +36,15 @@ pub struct Applied {
 /// Gives the thread of `calls` these settings, and reads them back. The program that the thread
 /// becomes inherits them.
 ///
-/// `topology` is the machine as the thread sees it. With `is_strict` nothing stands in for a setting
+/// `topology` is the machine as the thread sees it; without it errors list no nodes, and no CPUs
+/// stand in for nodes. With `is_strict` nothing stands in for a setting
 /// that the kernel refuses, and no node or CPU of a request may be dropped.
 ///
 /// # Errors
 /// [`Error::Refused`] and [`Error::Dropped`]. Some settings of the thread may have changed by then.
 pub fn apply(
     settings: &Settings,
-    topology: &Topology,
+    topology: Option<&Topology>,
     calls: &mut dyn Calls,
     is_strict: bool,
 ) -> Result<Applied, Error> {
@@ -61,7 +62,7 @@ pub fn apply(
 }
 
 struct Work<'a> {
-    topology: &'a Topology,
+    topology: Option<&'a Topology>,
     calls: &'a mut dyn Calls,
     is_strict: bool,
     applied: Applied,
@@ -77,8 +78,9 @@ impl Work<'_> {
                 return self.fall_back(filtered(call, errno), note);
             }
             Err(errno) => {
-                let may = id_list(self.topology.allowed_cpus());
-                let reason = format!("none of them is online and in the cpuset; allowed are {may}");
+                let may = self.topology.map(|topology| id_list(topology.allowed_cpus()));
+                let may = may.map_or(String::new(), |may| format!("; allowed are {may}"));
+                let reason = format!("none of them is online and in the cpuset{may}");
                 let remedy = "name other CPUs, or widen cpuset.cpus of the cgroup";
                 return Err(Error::Refused { call, errno, reason, remedy });
             }
@@ -171,9 +173,10 @@ impl Work<'_> {
 
     /// The CPUs of these nodes on which the thread may run.
     fn cpus_of(&self, nodes: &[NodeId]) -> Vec<usize> {
-        let of_nodes = self.topology.nodes().iter().filter(|node| nodes.contains(&node.id));
+        let Some(topology) = self.topology else { return Vec::new() };
+        let of_nodes = topology.nodes().iter().filter(|node| nodes.contains(&node.id));
         let of_nodes: Vec<usize> = of_nodes.flat_map(|node| node.cpus.clone()).collect();
-        let mut cpus = self.topology.allowed_cpus();
+        let mut cpus = topology.allowed_cpus();
         cpus.retain(|cpu| of_nodes.contains(cpu));
         cpus
     }
@@ -214,10 +217,11 @@ impl Work<'_> {
     fn refused(&self, call: String, errno: Errno) -> Error {
         let (reason, remedy) = match errno.0 {
             libc::EINVAL => {
-                let may = node_list(&self.topology.allowed_nodes());
+                let may = self.topology.map(|topology| node_list(&topology.allowed_nodes()));
+                let may = may.map_or(String::new(), |may| format!("; allowed are {may}"));
                 let reason = format!(
                     "none of the nodes has memory and is in the cpuset, or one of them does not \
-                     exist; allowed are {may}"
+                     exist{may}; or a filter of the container refuses the call"
                 );
                 (reason, "name other nodes, or widen cpuset.mems of the cgroup")
             }

@@ -1,6 +1,6 @@
 //! The calls by which settings reach the kernel.
 
-use pageleap_sys::{Errno, ThreadPolicy, Trial, call_apart};
+use pageleap_sys::{CpuMask, Errno, ThreadPolicy, Trial, call_apart};
 
 use crate::policy::MemoryPolicy;
 
@@ -45,43 +45,56 @@ pub struct ThisThread;
 
 impl ThisThread {
     /// Makes a call. If a seccomp filter applies, it is first tried in a process apart, because some
-    /// filters end the caller: then it counts as refused.
-    fn make(call: &dyn Fn() -> Result<(), Errno>) -> Result<(), Errno> {
-        if pageleap_sys::has_seccomp_filter().unwrap_or(false) {
-            // SAFETY: each of the calls below makes one system call with arguments that were made
-            // beforehand.
-            let trial = unsafe { call_apart(&|| call().map(|()| 0)) };
-            match trial {
-                Ok(Trial::Killed(_)) => return Err(Errno(libc::EPERM)),
-                Ok(Trial::Returned(result)) => result.map(drop)?,
-                // No process can be made; then nothing can be started either.
-                Err(errno) => return Err(errno),
-            }
+    /// filters end the caller: then it counts as refused. So does every error but that of wrong
+    /// arguments, because a filter may return any number.
+    ///
+    /// # Safety
+    /// `call` makes system calls and nothing else.
+    unsafe fn make(call: &dyn Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+        if !pageleap_sys::has_seccomp_filter().unwrap_or(false) {
+            return call();
         }
-        call()
+        // SAFETY: forwarded to the caller.
+        match unsafe { call_apart(&|| call().map(|()| 0)) } {
+            Ok(Trial::Killed(_)) => Err(Errno(libc::EPERM)),
+            Ok(Trial::Returned(Err(errno))) if errno.0 != libc::EINVAL => Err(Errno(libc::EPERM)),
+            Ok(Trial::Returned(Err(errno))) => Err(errno),
+            // Without a trial the call itself has to tell. No process is needed to go on.
+            Ok(Trial::Returned(Ok(_))) | Err(_) => call(),
+        }
     }
 }
 
 impl Calls for ThisThread {
     fn set_policy(&mut self, policy: &MemoryPolicy) -> Result<(), Errno> {
         let policy = policy.for_kernel()?;
-        ThisThread::make(&|| policy.set())
+        // SAFETY: one system call.
+        unsafe { ThisThread::make(&|| policy.set()) }
     }
 
     fn policy(&self) -> Result<Option<MemoryPolicy>, Errno> {
+        // SAFETY: one system call.
+        unsafe { ThisThread::make(&|| ThreadPolicy::own().map(drop)) }?;
         ThreadPolicy::own().map(|policy| MemoryPolicy::from_kernel(&policy))
     }
 
     fn set_cpus(&mut self, cpus: &[usize]) -> Result<(), Errno> {
-        // Programs commonly make this call: no known filter ends its caller.
-        pageleap_sys::set_affinity(0, cpus)
+        let mask = CpuMask::of(cpus);
+        // SAFETY: one system call.
+        unsafe { ThisThread::make(&|| mask.set(0)) }
     }
 
     fn cpus(&self) -> Result<Vec<usize>, Errno> {
-        pageleap_sys::affinity(0)
+        // SAFETY: one system call. Without a mask it is refused for that reason.
+        match unsafe { ThisThread::make(&|| pageleap_sys::try_affinity().map(drop)) } {
+            Ok(()) | Err(Errno(libc::EINVAL)) => pageleap_sys::affinity(0),
+            Err(errno) => Err(errno),
+        }
     }
 
     fn set_thp_disabled(&mut self, is_disabled: bool) -> Result<(), Errno> {
-        pageleap_sys::set_thp_disabled(is_disabled)
+        // SAFETY: one system call. The process apart shares its memory with this one, and so the
+        // switch, which is to be set anyway.
+        unsafe { ThisThread::make(&|| pageleap_sys::set_thp_disabled(is_disabled)) }
     }
 }

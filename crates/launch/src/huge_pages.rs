@@ -45,15 +45,18 @@ pub fn ask_for_huge_pages(
             let mut by = Vec::new();
             for (name, between, setting, value, allocator) in ALLOCATORS {
                 let before = inherited(name).unwrap_or_default();
-                let after = added(&before, between, setting, value);
-                let after = after
-                    .inspect(|after| asked.environment.push((name.into(), Some(after.clone()))));
-                let after = after.unwrap_or(before);
-                by.push(format!("{name}={} ({allocator})", after.to_string_lossy()));
+                by.push(match added(&before, between, setting, value) {
+                    Some(after) => {
+                        let shown = after.to_string_lossy().into_owned();
+                        asked.environment.push((name.into(), Some(after)));
+                        format!("{name}={shown} ({allocator})")
+                    }
+                    None => format!("{name} as you have set it ({})", before.to_string_lossy()),
+                });
             }
             asked.told = Some(format!(
-                "huge pages are for memory that a program asks for ({SETTING} is madvise); malloc is \
-                 told to ask by {}",
+                "huge pages are for memory that a program asks for (/{SETTING} is madvise); malloc is \
+                 told by {}",
                 by.join(" and ")
             ));
         }

@@ -1,14 +1,19 @@
-//! What the process was started with, and Rust's runtime has changed since.
+//! What the process was started with, and Rust's runtime changes before `main`.
 //!
-//! The runtime ignores SIGPIPE before `main`, and `execve(2)` keeps ignored signals. A program
-//! started so would go on after its reader has gone, instead of ending. To give back the default
-//! would be as wrong: systemd starts services with SIGPIPE ignored, and they count on it. So the
-//! value is read before the runtime changes it.
+//! * **SIGPIPE.** The runtime ignores it, and `execve(2)` keeps ignored signals. A program started so
+//!   would go on after its reader has gone, instead of ending. To give back the default would be as
+//!   wrong: systemd starts services with SIGPIPE ignored, and they count on it.
+//! * **Closed files.** The runtime opens /dev/null for standard input, output and error that are
+//!   closed. A program started so would not notice that nobody gets what it writes.
+//!
+//! So both are read before the runtime changes them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether SIGPIPE was ignored when the process was started.
 static IGNORED_SIGPIPE: AtomicBool = AtomicBool::new(false);
+/// Whether standard input, output and error were closed.
+static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 
 /// The loader calls functions of this section before `main`.
 #[used]
@@ -23,11 +28,23 @@ extern "C" fn note() {
         action
     };
     IGNORED_SIGPIPE.store(action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+    for (number, closed) in (0..).zip(&CLOSED) {
+        // SAFETY: the call only asks about a number.
+        closed.store(unsafe { libc::fcntl(number, libc::F_GETFD) } < 0, Ordering::Relaxed);
+    }
 }
 
-/// Handles SIGPIPE as the process was told to when it was started.
-pub(crate) fn give_back_sigpipe() {
+/// Makes SIGPIPE and standard files what they were when the process was started. Standard error
+/// stays open until the program starts, for what is to be said if it does not.
+pub(crate) fn give_back() {
     let ignored = IGNORED_SIGPIPE.load(Ordering::Relaxed);
     // SAFETY: neither of the two is a function.
     unsafe { libc::signal(libc::SIGPIPE, if ignored { libc::SIG_IGN } else { libc::SIG_DFL }) };
+    for (number, closed) in (0..).zip(&CLOSED) {
+        if closed.load(Ordering::Relaxed) {
+            // SAFETY: the runtime has opened the file, and closing it at the execve(2) that follows
+            // is what its caller has asked for.
+            unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+    }
 }

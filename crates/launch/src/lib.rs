@@ -11,7 +11,7 @@
 //!     memory: Some(MemoryPolicy::new(Mode::Interleave, topology.parse_nodes("all", None)?)),
 //!     ..Settings::default()
 //! };
-//! let applied = apply(&settings, &topology, &mut ThisThread, false)?;
+//! let applied = apply(&settings, Some(&topology), &mut ThisThread, false)?;
 //! applied.notes.iter().for_each(|note| eprintln!("{note}"));
 //! // Becomes the program, and returns only if that fails.
 //! let error = Program::find("sort".into(), vec!["table.csv".into()])?.exec(&[]);

@@ -1,6 +1,6 @@
 //! A program to start: where it is, and how this process becomes it.
 
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -81,8 +81,8 @@ impl Program {
     /// Becomes the program (`execve(2)`), and returns only if that fails. `changes` of the
     /// environment are names with their new values; `None` takes a variable out.
     ///
-    /// The program inherits what this process has inherited: signals that were ignored, SIGPIPE
-    /// among them, which Rust's runtime ignores, stay or become as they were.
+    /// The program inherits what this process has inherited: ignored signals and closed standard
+    /// files, too, which Rust's runtime changes before `main`. The process has one thread.
     #[must_use = "it returns only if the program was not started"]
     pub fn exec(&self, changes: &[(OsString, Option<OsString>)]) -> Error {
         let (Ok(path), Ok(words), Ok(environment)) = (
@@ -93,7 +93,7 @@ impl Program {
             return self.not_executable("a word of the command has a zero byte".to_owned());
         };
         let words: Vec<CString> = words;
-        inherited::give_back_sigpipe();
+        inherited::give_back();
         let errno = match pageleap_sys::exec(&path, &words, &environment) {
             Errno(libc::ENOEXEC) => {
                 let shell = CString::new(SHELL).unwrap_or_default();
@@ -150,17 +150,40 @@ fn c_string(text: &OsStr) -> Result<CString, std::ffi::NulError> {
     CString::new(text.as_bytes())
 }
 
-/// The environment of this process with changes, as `NAME=value`.
+/// The environment of this process with changes. Words without `=`, which a shell never makes, are
+/// kept as well.
 fn environment(
     changes: &[(OsString, Option<OsString>)],
 ) -> Result<Vec<CString>, std::ffi::NulError> {
-    let is_changed = |name: &OsString| changes.iter().any(|(changed, _)| changed == name);
-    let kept = std::env::vars_os().filter(|(name, _)| !is_changed(name));
+    let is_changed = |word: &CString| {
+        let name = word.to_bytes().split(|byte| *byte == b'=').next().unwrap_or_default();
+        word.to_bytes().contains(&b'=')
+            && changes.iter().any(|(changed, _)| changed.as_bytes() == name)
+    };
+    let kept = inherited_environment().into_iter().filter(|word| !is_changed(word)).map(Ok);
     let new = changes.iter().filter_map(|(name, value)| Some((name.clone(), value.clone()?)));
     let line = |(name, value): (OsString, OsString)| {
         CString::new([name.into_vec(), value.into_vec()].join(&b'='))
     };
-    kept.chain(new).map(line).collect()
+    kept.chain(new.map(line)).collect()
+}
+
+/// The words of the environment, as they are.
+fn inherited_environment() -> Vec<CString> {
+    unsafe extern "C" {
+        static environ: *const *const libc::c_char;
+    }
+    let mut words = Vec::new();
+    // SAFETY: the C library keeps a list of strings that ends with null, or null. Nothing changes it
+    // meanwhile, because the process has one thread.
+    unsafe {
+        let mut at = environ;
+        while !at.is_null() && !(*at).is_null() {
+            words.push(CStr::from_ptr(*at).to_owned());
+            at = at.add(1);
+        }
+    }
+    words
 }
 
 #[cfg(test)]

@@ -35,25 +35,58 @@ pub fn affinity(thread: i32) -> Result<Vec<usize>, Errno> {
     }
 }
 
-/// Lets a thread run on these CPUs only (`sched_setaffinity(2)`, Linux 2.5.8); 0 is the calling
-/// thread. Threads and processes that it starts inherit this, and `execve(2)` keeps it.
-///
-/// The kernel drops CPUs that are offline or outside the cpuset without saying so: [`affinity`]
-/// tells which are left.
+/// Lets a thread run on these CPUs only: [`CpuMask::set`].
 ///
 /// # Errors
-/// EINVAL: none of the CPUs is online and allowed by the cpuset. ESRCH: there is no such thread.
-/// EPERM: the thread belongs to another user; EPERM or ENOSYS: a seccomp filter refuses the call.
+/// As for [`CpuMask::set`].
 pub fn set_affinity(thread: i32, cpus: &[usize]) -> Result<(), Errno> {
-    let words = cpus.iter().max().map_or(1, |most| most / BITS + 1);
-    let mut mask = vec![0 as libc::c_ulong; words];
-    for cpu in cpus {
-        mask[cpu / BITS] |= 1 << (cpu % BITS);
+    CpuMask::of(cpus).set(thread)
+}
+
+/// CPUs in the form that the kernel takes.
+#[derive(Clone, Debug)]
+pub struct CpuMask(Vec<libc::c_ulong>);
+
+impl CpuMask {
+    /// The mask of these CPUs.
+    pub fn of(cpus: &[usize]) -> CpuMask {
+        let mut mask = vec![0; cpus.iter().max().map_or(1, |most| most / BITS + 1)];
+        for cpu in cpus {
+            mask[cpu / BITS] |= 1 << (cpu % BITS);
+        }
+        CpuMask(mask)
     }
-    let bytes = words * size_of::<libc::c_ulong>();
-    // SAFETY: the call reads the number of bytes that it gets.
-    check(unsafe { libc::syscall(libc::SYS_sched_setaffinity, thread, bytes, mask.as_ptr()) })
-        .map(drop)
+
+    /// Lets a thread run on these CPUs only (`sched_setaffinity(2)`, Linux 2.5.8); 0 is the calling
+    /// thread. Threads and processes that it starts inherit this, and `execve(2)` keeps it.
+    /// Allocates nothing.
+    ///
+    /// The kernel drops CPUs that are offline or outside the cpuset without saying so: [`affinity`]
+    /// tells which are left.
+    ///
+    /// # Errors
+    /// EINVAL: none of the CPUs is online and allowed by the cpuset. ESRCH: there is no such thread.
+    /// EPERM: the thread belongs to another user; EPERM or ENOSYS: a seccomp filter refuses the
+    /// call.
+    pub fn set(&self, thread: i32) -> Result<(), Errno> {
+        let bytes = self.0.len() * size_of::<libc::c_ulong>();
+        // SAFETY: the call reads the number of bytes that it gets.
+        let set =
+            unsafe { libc::syscall(libc::SYS_sched_setaffinity, thread, bytes, self.0.as_ptr()) };
+        check(set).map(drop)
+    }
+}
+
+/// Makes the call of [`affinity`] without a mask, to find out whether a seccomp filter ends its
+/// caller. Allocates nothing.
+///
+/// # Errors
+/// EINVAL if no filter refuses the call.
+pub fn try_affinity() -> Result<usize, Errno> {
+    // SAFETY: the call writes no bytes.
+    check(unsafe {
+        libc::syscall(libc::SYS_sched_getaffinity, 0, 0, std::ptr::null_mut::<libc::c_ulong>())
+    })
 }
 
 #[cfg(all(test, not(miri)))]

@@ -27,7 +27,7 @@ mod threads;
 mod uffd;
 mod wait;
 
-pub use affinity::{affinity, set_affinity};
+pub use affinity::{CpuMask, affinity, set_affinity, try_affinity};
 pub use apart::{Trial, call_apart};
 pub use copy::{CopyLoop, CopyMethod, copy_racing, memcpy_is_watched, zero};
 pub use descriptor::{FileIdentity, Kept, KeptFd, PidFd, out_of_the_way};

@@ -18,6 +18,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum,
 /// Exit code: that of the program; 125 the program was not started, 126 it cannot be executed, 127
 /// there is no such program.
 #[derive(Args, Clone, Debug)]
+#[command(infer_long_args = true, args_override_self = true)]
 #[command(after_help = EXAMPLES, override_usage = "pageleap run [OPTIONS] COMMAND [ARGUMENTS]...")]
 pub struct RunArgs {
     /// Take memory from these nodes in turn
@@ -108,6 +109,22 @@ Examples:
   pageleap run --thp off --balancing off ./q   neither huge pages nor moved pages
   pageleap run --dry-run -w all ./query        what would be set here";
 
+impl RunArgs {
+    /// Whether the nodes and CPUs of the machine matter.
+    pub fn names_nodes_or_cpus(&self) -> bool {
+        let named = [
+            &self.interleave,
+            &self.weighted_interleave,
+            &self.membind,
+            &self.preferred,
+            &self.preferred_many,
+            &self.cpunodebind,
+            &self.physcpubind,
+        ];
+        named.into_iter().any(Option::is_some)
+    }
+}
+
 /// On or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
@@ -123,7 +140,7 @@ pub enum Switch {
 pub struct OfNumactl(pub Option<String>);
 
 /// Name, letter, whether it takes a value, and what to use instead.
-const REFUSED: [(&str, char, bool, &str); 13] = [
+const REFUSED: [(&str, char, bool, &str); 14] = [
     (
         "show",
         's',
@@ -141,6 +158,7 @@ const REFUSED: [(&str, char, bool, &str); 13] = [
     ("shmid", 'I', true, SHARED),
     ("huge", 'u', false, SHARED),
     ("touch", 'T', false, SHARED),
+    ("verify", 'V', false, SHARED),
     (
         "strict",
         't',

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
 use anyhow::Context;
-use pageleap_launch::{Applied, Settings};
+use pageleap_launch::{Applied, Mode, Settings};
 use serde::Serialize;
 
 use super::Plan;
@@ -79,6 +80,9 @@ fn lines(applied: &Applied, plan: &Plan) -> Vec<String> {
         Some(false) => lines.push("# before: prctl(PR_SET_THP_DISABLE, 0)".to_owned()),
         None => {}
     }
+    if applied.settings.memory.as_ref().is_some_and(|policy| policy.mode == Mode::Default) {
+        lines.push("# before: set_mempolicy(MPOL_DEFAULT)".to_owned());
+    }
     let mut words: Vec<String> = Vec::new();
     for (name, value) in &plan.environment {
         let value = value.as_deref().unwrap_or_default();
@@ -88,6 +92,11 @@ fn lines(applied: &Applied, plan: &Plan) -> Vec<String> {
         words.insert(0, "env".to_owned());
     }
     words.extend(applied.settings.numactl());
+    // numactl and env would take it for an option of their own.
+    let is_option = plan.command.first().is_some_and(|word| word.as_bytes().starts_with(b"-"));
+    if is_option && !words.is_empty() {
+        words.push("--".to_owned());
+    }
     words.extend(plan.command.iter().map(|word| quoted(word)));
     lines.push(words.join(" "));
     lines
@@ -95,7 +104,13 @@ fn lines(applied: &Applied, plan: &Plan) -> Vec<String> {
 
 /// A word as a shell takes it.
 fn quoted(word: &OsStr) -> String {
-    let word = word.to_string_lossy();
-    // A word with a zero byte cannot come from a command line.
-    shlex::try_quote(&word).map_or_else(|_| word.to_string(), |quoted| quoted.into_owned())
+    if let Some(quoted) = word.to_str().and_then(|word| shlex::try_quote(word).ok()) {
+        return quoted.into_owned();
+    }
+    let byte = |byte: &u8| match byte {
+        b'\'' | b'\\' => format!("\\{}", char::from(*byte)),
+        b' '..=b'~' => char::from(*byte).to_string(),
+        _ => format!("\\x{byte:02x}"),
+    };
+    format!("$'{}'", word.as_bytes().iter().map(byte).collect::<String>())
 }

@@ -106,10 +106,10 @@ fn start(args: &RunArgs) -> Result<ExitCode, Unstarted> {
     let Some((name, arguments)) = args.command.split_first() else {
         return Err(Refusal::new("no command; `pageleap run --help` has examples".into()).into());
     };
-    let words = Words::open(args.report_file.as_deref())?;
     let files = SysFiles::host();
-    let topology = Topology::read_from(&files)?;
-    let plan = Plan::of(args, &topology, &files)?;
+    // Settings without nodes and CPUs do without it, such as in a container without /sys.
+    let topology = args.names_nodes_or_cpus().then(|| Topology::read_from(&files)).transpose()?;
+    let plan = Plan::of(args, topology.as_ref(), &files)?;
     if args.no_fallback
         && let Some(note) = plan.notes.first()
     {
@@ -118,8 +118,10 @@ fn start(args: &RunArgs) -> Result<ExitCode, Unstarted> {
     // Looked for before anything is set, but a trial needs no program.
     let program = Program::find(name.clone(), arguments.to_vec());
     let program = if args.dry_run { program.ok() } else { Some(program.map_err(launch)?) };
+    let words = Words::open(args.report_file.as_deref())?;
+    let topology = topology.as_ref();
     let applied =
-        apply(&plan.settings, &topology, &mut ThisThread, args.no_fallback).map_err(launch)?;
+        apply(&plan.settings, topology, &mut ThisThread, args.no_fallback).map_err(launch)?;
     let said = plan.told.iter().chain(&plan.notes).chain(&applied.notes);
     said.for_each(|line| words.say(line));
     match program {
@@ -155,7 +157,11 @@ fn told(applied: &Applied) -> Vec<String> {
 }
 
 impl Plan {
-    fn of(args: &RunArgs, topology: &Topology, files: &SysFiles) -> Result<Plan, Unstarted> {
+    fn of(
+        args: &RunArgs,
+        topology: Option<&Topology>,
+        files: &SysFiles,
+    ) -> Result<Plan, Unstarted> {
         let mut plan = Plan {
             settings: Settings::default(),
             environment: Vec::new(),
@@ -163,8 +169,14 @@ impl Plan {
             told: None,
             command: args.command.clone(),
         };
-        plan.settings.memory = policy(args, topology, files)?;
-        plan.settings.cpus = cpus(args, topology, files)?;
+        if let Some(topology) = topology {
+            let named = Named { args, topology, files };
+            plan.settings.memory = named.policy()?;
+            plan.settings.cpus = named.cpus()?;
+        }
+        if args.localalloc {
+            plan.settings.memory = Some(MemoryPolicy::new(Mode::Local, Vec::new()));
+        }
         if let Some(switch) = args.balancing {
             let asked = plan.settings.memory.take();
             let (policy, note) = balance(asked, switch == Switch::On, files).map_err(launch)?;
@@ -182,87 +194,126 @@ impl Plan {
     }
 }
 
-/// The memory policy that was asked for.
-fn policy(
-    args: &RunArgs,
-    topology: &Topology,
-    files: &SysFiles,
-) -> Result<Option<MemoryPolicy>, Unstarted> {
-    let asked = [
-        (&args.interleave, Mode::Interleave, "--interleave"),
-        (&args.weighted_interleave, Mode::WeightedInterleave, "--weighted-interleave"),
-        (&args.membind, Mode::Bind, "--membind"),
-        (&args.preferred, Mode::Preferred, "--preferred"),
-        (&args.preferred_many, Mode::PreferredMany, "--preferred-many"),
-    ];
-    for (text, mode, flag) in asked {
-        let Some(text) = text else { continue };
-        let text = &node_of_device(text, files).map_err(launch)?;
-        let nodes = memory_nodes(args, topology, flag, text)?;
-        if mode == Mode::Preferred && nodes.len() > 1 {
-            let why = format!("{flag} {text}: one node; --preferred-many takes several");
+/// The nodes and CPUs that the options name.
+struct Named<'a> {
+    args: &'a RunArgs,
+    topology: &'a Topology,
+    files: &'a SysFiles,
+}
+
+/// Options that name nodes to take memory from, by their id, with their policies.
+const OF_MEMORY: [(&str, Mode); 5] = [
+    ("interleave", Mode::Interleave),
+    ("weighted_interleave", Mode::WeightedInterleave),
+    ("membind", Mode::Bind),
+    ("preferred", Mode::Preferred),
+    ("preferred_many", Mode::PreferredMany),
+];
+
+impl Named<'_> {
+    /// The memory policy that was asked for.
+    fn policy(&self) -> Result<Option<MemoryPolicy>, Unstarted> {
+        for (option, mode) in OF_MEMORY {
+            let Some(text) = self.text(option) else { continue };
+            let nodes = self.nodes(option, text)?;
+            if mode == Mode::Preferred && nodes.len() > 1 {
+                let why =
+                    format!("{} {text}: one node; --preferred-many takes several", flag(option));
+                return Err(Refusal::new(why).into());
+            }
+            return Ok(Some(MemoryPolicy::new(mode, nodes)));
+        }
+        Ok(None)
+    }
+
+    /// The CPUs that were asked for, by number or by node.
+    fn cpus(&self) -> Result<Option<Vec<usize>>, Unstarted> {
+        if let Some(text) = &self.args.physcpubind {
+            let cpus = match self.args.all {
+                true => self.topology.parse_online_cpus(text),
+                false => self.topology.parse_cpus(text),
+            };
+            return Ok(Some(parsed("--physcpubind", cpus)?));
+        }
+        let option = "cpunodebind";
+        let Some(text) = self.text(option) else { return Ok(None) };
+        let nodes = self.nodes(option, text)?;
+        let of_nodes = self.topology.nodes().iter().filter(|node| nodes.contains(&node.id));
+        let mut cpus: Vec<usize> = of_nodes.flat_map(|node| node.cpus.iter().copied()).collect();
+        cpus.sort_unstable();
+        // Emulated nodes may share CPUs.
+        cpus.dedup();
+        if cpus.is_empty() {
+            let why = format!("{} {text}: the nodes have no CPUs", flag(option));
             return Err(Refusal::new(why).into());
         }
-        return Ok(Some(MemoryPolicy::new(mode, nodes)));
+        Ok(Some(cpus))
     }
-    Ok(args.localalloc.then(|| MemoryPolicy::new(Mode::Local, Vec::new())))
-}
 
-/// Nodes to take memory from.
-fn memory_nodes(
-    args: &RunArgs,
-    topology: &Topology,
-    flag: &str,
-    text: &str,
-) -> Result<Vec<NodeId>, Unstarted> {
-    if !args.all {
-        return Ok(parsed(flag, topology.parse_nodes(text, None))?);
-    }
-    let nodes = parsed(flag, topology.parse_online_nodes(text, None))?;
-    let with_memory = |node: &NodeId| topology.node(*node).is_ok();
-    match nodes.iter().find(|node| !with_memory(node)) {
-        // `all` and `!1` are about the nodes that can have a part in it.
-        Some(_) if text.contains("all") || text.starts_with('!') => {
-            Ok(nodes.into_iter().filter(with_memory).collect())
-        }
-        Some(node) => Err(Refusal::new(format!("{flag} {text}: {node} has no memory")).into()),
-        None => Ok(nodes),
-    }
-}
-
-/// The CPUs that were asked for, by number or by node.
-fn cpus(
-    args: &RunArgs,
-    topology: &Topology,
-    files: &SysFiles,
-) -> Result<Option<Vec<usize>>, Unstarted> {
-    if let Some(text) = &args.physcpubind {
-        let cpus = match args.all {
-            true => topology.parse_online_cpus(text),
-            false => topology.parse_cpus(text),
+    /// The text of an option that names nodes.
+    fn text(&self, option: &str) -> Option<&str> {
+        let args = self.args;
+        let text = match option {
+            "interleave" => &args.interleave,
+            "weighted_interleave" => &args.weighted_interleave,
+            "membind" => &args.membind,
+            "preferred" => &args.preferred,
+            "preferred_many" => &args.preferred_many,
+            "cpunodebind" => &args.cpunodebind,
+            _ => &None,
         };
-        return Ok(Some(parsed("--physcpubind", cpus)?));
+        text.as_deref()
     }
-    let Some(text) = &args.cpunodebind else { return Ok(None) };
-    let flag = "--cpunodebind";
-    let text = &node_of_device(text, files).map_err(launch)?;
-    let nodes = match args.all {
-        true => parsed(flag, topology.parse_online_nodes(text, None))?,
-        false => parsed(flag, topology.parse_nodes_with_cpus(text))?,
-    };
-    let of_nodes = topology.nodes().iter().filter(|node| nodes.contains(&node.id));
-    let mut cpus: Vec<usize> = of_nodes.flat_map(|node| node.cpus.iter().copied()).collect();
-    cpus.sort_unstable();
-    // Emulated nodes may share CPUs.
-    cpus.dedup();
-    if !args.all {
-        let allowed = topology.allowed_cpus();
-        cpus.retain(|cpu| allowed.contains(cpu));
+
+    /// The nodes that an option names.
+    fn nodes(&self, option: &str, text: &str) -> Result<Vec<NodeId>, Unstarted> {
+        let flag = flag(option);
+        let same = match text.strip_prefix(spelling::SAME) {
+            Some(other) => {
+                let named = self.text(other).filter(|text| !text.starts_with(spelling::SAME));
+                named.map(|text| self.nodes(other, text)).transpose()?
+            }
+            None => None,
+        };
+        let text = if same.is_some() { "same" } else { text };
+        let text = &node_of_device(text, self.files).map_err(launch)?;
+        let (topology, same) = (self.topology, same.as_deref());
+        if self.args.all {
+            let nodes = parsed(&flag, topology.parse_online_nodes(text, same))?;
+            return if option == "cpunodebind" {
+                Ok(nodes)
+            } else {
+                self.with_memory(&flag, text, nodes)
+            };
+        }
+        Ok(match option {
+            "cpunodebind" => parsed(&flag, topology.parse_nodes_with_cpus(text, same)),
+            _ => parsed(&flag, topology.parse_nodes(text, same)),
+        }?)
     }
-    if cpus.is_empty() {
-        return Err(Refusal::new(format!("{flag} {text}: the nodes have no CPUs")).into());
+
+    /// Of all online nodes that a text names, those with memory.
+    fn with_memory(
+        &self,
+        flag: &str,
+        text: &str,
+        nodes: Vec<NodeId>,
+    ) -> Result<Vec<NodeId>, Unstarted> {
+        let has_memory = |node: &NodeId| self.topology.node(*node).is_ok();
+        match nodes.iter().find(|node| !has_memory(node)) {
+            // `all` and `!1` are about the nodes that can have a part in it.
+            Some(_) if text.contains("all") || text.starts_with('!') => {
+                Ok(nodes.into_iter().filter(has_memory).collect())
+            }
+            Some(node) => Err(Refusal::new(format!("{flag} {text}: {node} has no memory")).into()),
+            None => Ok(nodes),
+        }
     }
-    Ok(Some(cpus))
+}
+
+/// The flag of an option.
+fn flag(option: &str) -> String {
+    format!("--{}", option.replace('_', "-"))
 }
 
 /// Names the flag of an argument that makes no sense.

@@ -3,7 +3,8 @@
 //! Three habits need a look at the words before they are parsed:
 //!
 //! * Options end at the first word that is none: `pageleap run -m 0 ls -l`. A `--` is put there.
-//! * `same` stands for the nodes that were named last: `-N 0 -m same`.
+//! * `same` stands for the nodes that were named last: `-N 0 -m same`. It becomes
+//!   `same:cpunodebind`, because a text such as `+0` stands for other nodes after another option.
 //! * `--balancing` takes no value in numactl, and may be followed by the program. Here `on` and
 //!   `off` may follow, too: they become `--balancing=off`.
 
@@ -15,6 +16,8 @@ use clap::{Arg, Command};
 /// The options that name nodes, for which `same` stands.
 const OF_NODES: [&str; 6] =
     ["interleave", "weighted_interleave", "membind", "preferred", "preferred_many", "cpunodebind"];
+/// Begins a value that stands for the nodes of the option behind it.
+pub const SAME: &str = "same:";
 const BALANCING: &str = "balancing";
 
 /// The words after `pageleap run`, as clap takes them. `command` has the options.
@@ -53,8 +56,8 @@ enum Taken {
 struct Spelled<'a> {
     command: &'a Command,
     out: Vec<OsString>,
-    /// The text of the nodes that were named last.
-    last_nodes: Option<OsString>,
+    /// The option by which nodes were named last.
+    last_nodes: Option<&'static str>,
 }
 
 impl Spelled<'_> {
@@ -153,17 +156,15 @@ impl Spelled<'_> {
 
     /// The value of an option, with `same` replaced.
     fn value(&mut self, id: &str, value: OsString) -> OsString {
-        if !OF_NODES.contains(&id) {
-            return value;
+        let Some(option) = OF_NODES.into_iter().find(|option| *option == id) else { return value };
+        let bare = value.as_bytes().strip_prefix(b"=").unwrap_or(value.as_bytes());
+        match self.last_nodes {
+            Some(last) if bare == b"same" => format!("{SAME}{last}").into(),
+            _ => {
+                self.last_nodes = Some(option);
+                value
+            }
         }
-        let bare = value.as_bytes().strip_prefix(b"=").unwrap_or(value.as_bytes()).to_vec();
-        if bare == b"same"
-            && let Some(last) = &self.last_nodes
-        {
-            return last.clone();
-        }
-        self.last_nodes = Some(OsString::from_vec(bare));
-        value
     }
 }
 
@@ -215,10 +216,12 @@ mod tests {
     #[test]
     fn same_stands_for_the_nodes_that_were_named_last() {
         for (line, words) in [
-            ("-N 1 -m same ls", "-N 1 -m 1 -- ls"),
-            ("-N1 -msame ls", "-N1 -m1 -- ls"),
-            ("--cpunodebind=!0 --interleave=same ls", "--cpunodebind=!0 --interleave=!0 -- ls"),
-            ("-m 0 -N +1 -P same ls same", "-m 0 -N +1 -P +1 -- ls same"),
+            ("-N 1 -m same ls", "-N 1 -m same:cpunodebind -- ls"),
+            ("-N1 -msame ls", "-N1 -msame:cpunodebind -- ls"),
+            ("-N1 -m=same ls", "-N1 -msame:cpunodebind -- ls"),
+            ("--cpunodebind=!0 --inter=same ls", "--cpunodebind=!0 --inter=same:cpunodebind -- ls"),
+            ("-m 0 -N +1 -P same ls same", "-m 0 -N +1 -P same:cpunodebind -- ls same"),
+            ("-m 0 -N same -P same ls", "-m 0 -N same:membind -P same:membind -- ls"),
             // CPUs are no nodes; and without nodes before, the parser of nodes refuses it.
             ("-C 0 -m same ls", "-C 0 -m same -- ls"),
             ("-N 1 -C same ls", "-N 1 -C same -- ls"),

@@ -21,8 +21,17 @@ pub fn run(
     words: &Words,
 ) -> Result<ExitCode, Error> {
     let started = Instant::now();
+    // systemd names the process that gets its sockets (sd_listen_fds(3)).
+    const FOR_PROCESS: &str = "LISTEN_PID";
+    let own = std::process::id().to_string();
+    let is_own = std::env::var_os(FOR_PROCESS).is_some_and(|pid| pid == own.as_str());
     let become_program = || {
-        let error = program.exec(environment);
+        let mut environment = environment.to_vec();
+        if is_own {
+            let child = std::process::id().to_string();
+            environment.push((FOR_PROCESS.into(), Some(child.into())));
+        }
+        let error = program.exec(&environment);
         output::note(&format!("error: {error}"));
         error.exit_code()
     };

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -29,6 +30,7 @@ pub fn state_of(pid: i32) -> Option<char> {
 pub struct Job {
     parent: Child,
     pub program: i32,
+    output: BufReader<ChildStdout>,
 }
 
 impl Job {
@@ -44,12 +46,48 @@ impl Job {
                 Ok(())
             })
         };
+        Job::begin(command)
+    }
+
+    /// Starts a parent as the first process of a session on a terminal of its own. The terminal is
+    /// closed by dropping the second value.
+    pub fn on_terminal(mut command: Command) -> (Job, OwnedFd) {
+        // SAFETY: the calls make and name a terminal; the descriptor is new.
+        let (terminal, name) = unsafe {
+            let terminal = libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC);
+            assert!(terminal >= 0 && libc::grantpt(terminal) == 0 && libc::unlockpt(terminal) == 0);
+            let name = std::ffi::CStr::from_ptr(libc::ptsname(terminal)).to_owned();
+            (OwnedFd::from_raw_fd(terminal), name)
+        };
+        // SAFETY: the calls take one string.
+        unsafe {
+            command.pre_exec(move || {
+                libc::signal(libc::SIGHUP, libc::SIG_DFL);
+                // The first terminal that the first process of a session opens is that of the session.
+                if libc::setsid() < 0 || libc::open(name.as_ptr(), libc::O_RDWR) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+                Ok(())
+            })
+        };
+        (Job::begin(command), terminal)
+    }
+
+    fn begin(mut command: Command) -> Job {
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut parent = command.spawn().unwrap();
+        let mut output = BufReader::new(parent.stdout.take().unwrap());
+        // With it the parent's end of the pipe.
+        drop(command);
         let mut line = String::new();
-        BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        output.read_line(&mut line).unwrap();
         let program = line.trim().parse().unwrap_or_else(|_| panic!("no number: {line:?}"));
-        Job { parent, program }
+        Job { parent, program, output }
+    }
+
+    /// Reads what the program writes until nobody can write any more.
+    pub fn read_to_end(&mut self) {
+        self.output.read_to_end(&mut Vec::new()).unwrap();
     }
 
     fn pid(&self) -> i32 {
@@ -60,6 +98,18 @@ impl Job {
     pub fn signal(&self, signal: i32) {
         // SAFETY: the call takes no pointers; the process has not been waited for.
         assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
+    }
+
+    /// Sends a signal to the program alone.
+    pub fn signal_program(&self, signal: i32) {
+        // SAFETY: the call takes no pointers; the parent, which waits for the program, still runs.
+        assert_eq!(unsafe { libc::kill(self.program, signal) }, 0);
+    }
+
+    /// Sends a signal to the group of the parent and the program.
+    pub fn signal_group(&self, signal: i32) {
+        // SAFETY: the call takes no pointers; the process has not been waited for.
+        assert_eq!(unsafe { libc::killpg(self.pid(), signal) }, 0);
     }
 
     /// Waits until the parent stops, and returns the signal.
@@ -89,6 +139,10 @@ impl Job {
         });
         let status = status.unwrap();
         (status.code(), status.signal())
+    }
+
+    pub fn parent_state(&self) -> char {
+        state_of(self.pid()).unwrap_or('X')
     }
 
     pub fn program_state(&self) -> char {

@@ -103,11 +103,11 @@ fn settings_that_the_kernel_takes_need_no_note() {
         cpus: Some(vec![1, 2]),
         is_thp_disabled: Some(true),
     };
-    let applied = apply(&settings, &machine(), &mut kernel, true).unwrap();
+    let applied = apply(&settings, Some(&machine()), &mut kernel, true).unwrap();
     assert_eq!(applied, Applied { settings: settings.clone(), notes: vec![] });
     assert_eq!(kernel.calls, 3);
     // Nothing that was not asked for is touched.
-    let applied = apply(&Settings::default(), &machine(), &mut kernel, true).unwrap();
+    let applied = apply(&Settings::default(), Some(&machine()), &mut kernel, true).unwrap();
     assert_eq!((applied, kernel.calls), (Applied::default(), 3));
 }
 
@@ -119,7 +119,7 @@ fn an_older_kernel_gets_the_nearest_policy_step_by_step() {
         knows_no_balancing: true,
         ..Kernel::default()
     };
-    let applied = apply(&memory(weighted.clone()), &machine(), &mut older(), false).unwrap();
+    let applied = apply(&memory(weighted.clone()), Some(&machine()), &mut older(), false).unwrap();
     assert_eq!(applied.settings, memory(policy(Mode::Interleave, &[0, 1])));
     assert_eq!(
         applied.notes,
@@ -127,11 +127,11 @@ fn an_older_kernel_gets_the_nearest_policy_step_by_step() {
           MPOL_WEIGHTED_INTERLEAVE needs Linux 6.9; use a newer kernel, or ask for the other \
           policy. MPOL_INTERLEAVE of nodes 0-1 instead"]
     );
-    let error = apply(&memory(weighted), &machine(), &mut older(), true).unwrap_err();
+    let error = apply(&memory(weighted), Some(&machine()), &mut older(), true).unwrap_err();
     assert!(error.to_string().contains("needs Linux 6.9"), "{error}");
     // Two steps: no balancing, and one node.
     let many = MemoryPolicy { is_balanced: true, ..policy(Mode::PreferredMany, &[0, 1]) };
-    let applied = apply(&memory(many), &machine(), &mut older(), false).unwrap();
+    let applied = apply(&memory(many), Some(&machine()), &mut older(), false).unwrap();
     assert_eq!(applied.settings, memory(policy(Mode::Preferred, &[0])));
     assert_eq!(applied.notes.len(), 2);
 }
@@ -143,12 +143,12 @@ fn dropped_nodes_and_cpus_are_named() {
     let nodes = memory(policy(Mode::Bind, &[0, 1]));
     let cpus = Settings { cpus: Some(vec![0, 3]), ..Settings::default() };
     for (settings, part) in [(&nodes, "dropped the nodes 1: "), (&cpus, "dropped the CPUs 3: ")] {
-        let applied = apply(settings, &machine(), &mut forbidding(), false).unwrap();
+        let applied = apply(settings, Some(&machine()), &mut forbidding(), false).unwrap();
         assert!(applied.notes.len() == 1 && applied.notes[0].contains(part), "{applied:?}");
-        let error = apply(settings, &machine(), &mut forbidding(), true).unwrap_err();
+        let error = apply(settings, Some(&machine()), &mut forbidding(), true).unwrap_err();
         assert!(matches!(&error, Error::Dropped { dropped } if dropped.contains(part)), "{error}");
     }
-    let applied = apply(&nodes, &machine(), &mut forbidding(), false).unwrap();
+    let applied = apply(&nodes, Some(&machine()), &mut forbidding(), false).unwrap();
     assert_eq!(applied.settings, memory(policy(Mode::Bind, &[0])));
 }
 
@@ -157,10 +157,10 @@ fn a_set_of_forbidden_ones_is_an_error_with_the_reason() {
     let mut kernel =
         Kernel { forbidden_nodes: vec![0, 1], forbidden_cpus: vec![2, 3], ..Kernel::default() };
     let nodes = memory(policy(Mode::Interleave, &[0, 1]));
-    let error = apply(&nodes, &machine(), &mut kernel, false).unwrap_err().to_string();
+    let error = apply(&nodes, Some(&machine()), &mut kernel, false).unwrap_err().to_string();
     assert!(error.contains("EINVAL") && error.contains("allowed are 0-1"), "{error}");
     let cpus = Settings { cpus: Some(vec![2, 3]), ..Settings::default() };
-    let error = apply(&cpus, &machine(), &mut kernel, false).unwrap_err();
+    let error = apply(&cpus, Some(&machine()), &mut kernel, false).unwrap_err();
     assert!(error.to_string().contains("CPUs 2-3): EINVAL"), "{error}");
     assert_eq!(error.exit_code(), 125);
 }
@@ -171,7 +171,7 @@ fn where_a_filter_refuses_policies_threads_stay_near_the_nodes() {
         let filtering = || Kernel { filter: Some(errno), ..Kernel::default() };
         let bound = memory(policy(Mode::Bind, &[1]));
         let mut kernel = filtering();
-        let applied = apply(&bound, &machine(), &mut kernel, false).unwrap();
+        let applied = apply(&bound, Some(&machine()), &mut kernel, false).unwrap();
         assert_eq!(applied.notes.len(), 1);
         // The model of EPERM lets affinities through, as container runtimes do.
         let (cpus, note) = match errno {
@@ -182,13 +182,13 @@ fn where_a_filter_refuses_policies_threads_stay_near_the_nodes() {
         assert!(applied.notes[0].contains(note), "{applied:?}");
         // CPUs that were asked for stay; and no set of CPUs interleaves memory.
         let settings = Settings { cpus: Some(vec![0]), ..bound.clone() };
-        let applied = apply(&settings, &machine(), &mut filtering(), false).unwrap();
+        let applied = apply(&settings, Some(&machine()), &mut filtering(), false).unwrap();
         assert!(applied.settings.cpus != Some(vec![2, 3]) && applied.settings.memory.is_none());
         let spread = memory(policy(Mode::Interleave, &[0, 1]));
-        let applied = apply(&spread, &machine(), &mut filtering(), false).unwrap();
+        let applied = apply(&spread, Some(&machine()), &mut filtering(), false).unwrap();
         assert_eq!(applied.settings, Settings::default());
         let mut kernel = filtering();
-        let error = apply(&bound, &machine(), &mut kernel, true).unwrap_err();
+        let error = apply(&bound, Some(&machine()), &mut kernel, true).unwrap_err();
         assert!(error.to_string().contains("CAP_SYS_NICE"), "{error}");
         assert!(kernel.cpus.is_empty());
     }

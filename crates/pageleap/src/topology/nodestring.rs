@@ -53,18 +53,22 @@ impl Topology {
     }
 
     /// Parses a set of nodes as [`parse_nodes`](Topology::parse_nodes) does, but among the nodes
-    /// that have a CPU on which this process may run
-    /// ([`allowed_cpus`](Topology::allowed_cpus)), with or without memory.
+    /// with CPUs to run on: those from which the process may take memory, and those without memory.
+    /// The affinity of the process does not matter, as in numactl.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] names the wrong part of the text, and lists the nodes with such CPUs.
+    /// [`Error::BadArgument`] names the wrong part of the text, and lists the nodes with CPUs.
     #[doc(alias = "cpunodebind")]
-    pub fn parse_nodes_with_cpus(&self, text: &str) -> Result<Vec<NodeId>, Error> {
-        let cpus = self.allowed_cpus();
-        let runs = |cpu: &usize| cpus.binary_search(cpu).is_ok();
-        let nodes = self.nodes().iter().filter(|node| node.cpus.iter().any(runs));
-        let nodes: Vec<NodeId> = nodes.map(|node| node.id).collect();
-        self.parse_node_set(text, None, &nodes, Scope::Running)
+    pub fn parse_nodes_with_cpus(
+        &self,
+        text: &str,
+        same: Option<&[NodeId]>,
+    ) -> Result<Vec<NodeId>, Error> {
+        let may_run = |node: &&super::Node| {
+            !node.cpus.is_empty() && (node.total_bytes == 0 || self.is_allowed(node.id))
+        };
+        let nodes: Vec<NodeId> = self.nodes().iter().filter(may_run).map(|node| node.id).collect();
+        self.parse_node_set(text, same, &nodes, Scope::Running)
     }
 
     /// Parses a set of CPUs in the same notation as [`parse_nodes`](Topology::parse_nodes), among
@@ -101,8 +105,7 @@ impl Topology {
             match (scope, node) {
                 (_, None) => "does not exist or is offline",
                 (Scope::Running, Some(node)) if node.cpus.is_empty() => "has no CPUs",
-                (Scope::Running, Some(_)) => "has no CPU on which this process may run",
-                (_, Some(node)) if node.total_bytes == 0 => "has no memory",
+                (Scope::Allowed, Some(node)) if node.total_bytes == 0 => "has no memory",
                 (_, Some(_)) => "is outside the cpuset of this process",
             }
         };
@@ -385,13 +388,15 @@ mod tests {
         let nodes: [(u32, &[usize], u64); 4] =
             [(0, &[0, 1], 1), (2, &[], 1), (5, &[4], 0), (7, &[6], 1)];
         let mut machine = machine(&nodes, Some(&[0]));
-        machine.allowed.cpus = Some(vec![1, 4]);
-        let parse = |text| machine.parse_nodes_with_cpus(text);
+        // An affinity does not matter.
+        machine.allowed.cpus = Some(vec![1]);
+        let parse = |text| machine.parse_nodes_with_cpus(text, Some(&[NodeId(5)]));
         assert_eq!(parse("all").unwrap(), [NodeId(0), NodeId(5)]);
         assert_eq!(parse("+1").unwrap(), [NodeId(5)]);
+        assert_eq!(parse("same").unwrap(), [NodeId(5)]);
         for (text, part) in [
             ("2", "node 2 has no CPUs; this process may run on the nodes 0,5;"),
-            ("7", "node 7 has no CPU on which this process may run"),
+            ("7", "node 7 is outside the cpuset of this process"),
             ("1", "node 1 does not exist or is offline"),
         ] {
             let error = parse(text).unwrap_err();
