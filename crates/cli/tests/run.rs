@@ -7,8 +7,10 @@ mod filter;
 mod job;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use filter::{Action, install_filter};
 use job::{Job, soon};
@@ -508,32 +510,114 @@ fn the_program_ends_with_a_parent_that_is_killed() {
     soon(|| job::state_of(program).is_none_or(|state| state == 'Z'));
 }
 
+/// A shell line on a terminal of its own, with what it shows; `None` if script(1) is missing.
+fn on_terminal(test: &str, line: &str) -> Option<(Child, ChildStdin, job::Shown)> {
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("skipped: {test}: no script(1)");
+        return None;
+    }
+    let mut script = Command::new("script");
+    script.args(["-qec", line, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    // A shell starts what runs in its background with SIGINT ignored.
+    // SAFETY: the calls take no pointers.
+    unsafe {
+        script.pre_exec(|| {
+            for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        })
+    };
+    let mut child = script.spawn().unwrap();
+    let typed = child.stdin.take().unwrap();
+    let shown = job::Shown::of(child.stdout.take().unwrap());
+    Some((child, typed, shown))
+}
+
+/// A program that counts SIGINT until its input ends. Its handler takes so long that a second signal
+/// finds it there, and does not become one with the first.
+#[test]
+fn counting() {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    extern "C" fn count(_: libc::c_int) {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the call reads the bytes; it is one that a handler may make.
+        unsafe { libc::write(1, c"interrupted".as_ptr().cast(), 11) };
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    if std::env::var_os("PAGELEAP_COUNTS").is_none() {
+        return;
+    }
+    // SAFETY: the handler updates an atomic and sleeps.
+    unsafe { libc::signal(libc::SIGINT, count as *const () as libc::sighandler_t) };
+    println!("ready");
+    let mut line = String::new();
+    while !line.contains("end") {
+        line.clear();
+        if std::io::stdin().read_line(&mut line).is_ok() {
+            println!("got {} after {}", line.trim(), COUNT.load(Ordering::Relaxed));
+        }
+    }
+}
+
 #[test]
 fn the_terminal_is_the_programs() {
-    // `script` gives it a terminal of its own, on which Ctrl-C is typed.
-    if Command::new("script").arg("--version").output().is_err() {
-        eprintln!("skipped: the_terminal_is_the_programs: no script(1)");
+    let program = std::env::current_exe().unwrap();
+    for stays in ["", "-v "] {
+        let line = format!(
+            "PAGELEAP_COUNTS=1 {} run {stays}{} --exact counting --nocapture --test-threads=1",
+            env!("CARGO_BIN_EXE_pageleap"),
+            program.display()
+        );
+        let terminal = on_terminal("the_terminal_is_the_programs", &line);
+        let Some((mut child, mut typed, mut shown)) = terminal else { return };
+        let mut type_in = |text: &[u8]| typed.write_all(text).unwrap();
+        shown.wait_for("ready");
+        type_in(b"word\n");
+        shown.wait_for("got word after 0");
+        // Ctrl-C reaches the program once: there is time for a second one to come. The terminal
+        // forgets what was typed before it.
+        type_in(b"\x03");
+        shown.wait_for("interrupted");
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        type_in(b"end\n");
+        shown.wait_for("got end after 1");
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{stays}{}", shown.text());
+    }
+}
+
+#[test]
+fn a_shell_stops_and_continues_the_program() {
+    const NAME: &str = "a_shell_stops_and_continues_the_program";
+    if Command::new("bash").arg("--version").output().is_err() {
+        eprintln!("skipped: {NAME}: no bash");
         return;
     }
     for stays in ["", "-v "] {
-        let inner = format!(
-            "{} run {stays}sh -c 'trap \"echo interrupted\" INT; echo ready; while :; do \
-             if read line; then echo got $line; fi; if [ \"$line\" = end ]; then exit 3; fi; done'",
-            env!("CARGO_BIN_EXE_pageleap")
-        );
-        let mut script = Command::new("script");
-        script.args(["-qec", &inner, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = script.spawn().unwrap();
-        let mut typed = child.stdin.take().unwrap();
-        let mut shown = job::Shown::of(child.stdout.take().unwrap());
-        shown.wait_for("ready");
-        std::io::Write::write_all(&mut typed, b"word\n").unwrap();
-        shown.wait_for("got word");
-        std::io::Write::write_all(&mut typed, b"\x03").unwrap();
-        shown.wait_for("interrupted");
-        std::io::Write::write_all(&mut typed, b"end\n").unwrap();
-        shown.wait_for("got end");
-        assert_eq!(child.wait().unwrap().code(), Some(3), "{stays}{}", shown.text());
-        assert_eq!(shown.text().matches("interrupted").count(), 1, "{}", shown.text());
+        let Some((mut child, mut typed, mut shown)) =
+            on_terminal(NAME, "bash --norc --noprofile -i")
+        else {
+            return;
+        };
+        let mut type_in = |text: String| typed.write_all(text.as_bytes()).unwrap();
+        let run = format!("{} run {stays}", env!("CARGO_BIN_EXE_pageleap"));
+        type_in(format!(
+            "PS1='at ''shell> '; {run} sh -c 'echo be''gun; while read a; do echo got $a; done'\n"
+        ));
+        shown.wait_for("begun");
+        for round in 0..3 {
+            type_in("\x1a".to_owned());
+            shown.wait_for_times("at shell> ", round + 1);
+            type_in("fg\n".to_owned());
+            type_in(format!("word{round}\n"));
+            shown.wait_for(&format!("got word{round}"));
+        }
+        // Ctrl-C ends the program, and the shell goes on.
+        type_in("\x03".to_owned());
+        shown.wait_for_times("at shell> ", 4);
+        type_in("echo code=$?; exit 4\n".to_owned());
+        shown.wait_for("code=130");
+        assert_eq!(child.wait().unwrap().code(), Some(4), "{stays}{}", shown.text());
+        assert_eq!(shown.text().matches("Stopped").count(), 3, "{stays}{}", shown.text());
     }
 }

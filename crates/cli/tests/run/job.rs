@@ -171,8 +171,14 @@ impl Shown {
     /// Reads until the text is there. Reading ends with the program.
     #[track_caller]
     pub fn wait_for(&mut self, text: &str) {
+        self.wait_for_times(text, 1);
+    }
+
+    /// The same, for a text that comes several times.
+    #[track_caller]
+    pub fn wait_for_times(&mut self, text: &str, times: usize) {
         let mut buffer = [0; 256];
-        while !self.text().contains(text) {
+        while self.text().matches(text).count() < times {
             let read = self.from.read(&mut buffer).unwrap();
             assert!(read > 0, "{text:?} does not come: {}", self.text());
             self.text.extend(&buffer[..read]);
