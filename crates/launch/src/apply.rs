@@ -98,10 +98,18 @@ impl Work<'_> {
 
     fn set_policy(&mut self, asked: &MemoryPolicy, has_cpus: bool) -> Result<(), Error> {
         let mut policy = asked.clone();
+        // Noted only once the kernel takes one of them: EINVAL also means that no node of the
+        // request is left, and then a newer kernel would refuse it, too.
+        let mut older_ones: Vec<(Error, String)> = Vec::new();
         loop {
             let call = format!("set_mempolicy({policy})");
             match self.calls.set_policy(&policy) {
-                Ok(()) => return self.read_back(policy),
+                Ok(()) => {
+                    for (error, instead) in older_ones {
+                        self.fall_back(error, &instead)?;
+                    }
+                    return self.read_back(policy);
+                }
                 Err(errno) if is_filtered(errno) => {
                     let error = filtered(call, errno);
                     return self.without_policy(error, &policy, has_cpus);
@@ -109,11 +117,11 @@ impl Work<'_> {
                 Err(errno) => {
                     let older = policy.for_an_older_kernel().filter(|_| errno.0 == libc::EINVAL);
                     let Some((older, reason)) = older else {
-                        return Err(self.refused(call, errno));
+                        return Err(self.refused(format!("set_mempolicy({asked})"), errno));
                     };
                     let remedy = "use a newer kernel, or ask for the other policy";
                     let error = Error::Refused { call, errno, reason, remedy };
-                    self.fall_back(error, &format!("{older} instead"))?;
+                    older_ones.push((error, format!("{older} instead")));
                     policy = older;
                 }
             }

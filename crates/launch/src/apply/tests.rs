@@ -159,6 +159,18 @@ fn a_set_of_forbidden_ones_is_an_error_with_the_reason() {
     let nodes = memory(policy(Mode::Interleave, &[0, 1]));
     let error = apply(&nodes, Some(&machine()), &mut kernel, false).unwrap_err().to_string();
     assert!(error.contains("EINVAL") && error.contains("allowed are 0-1"), "{error}");
+    // Policies for which an older kernel has another one: the nodes are the reason, not the kernel.
+    let balanced = MemoryPolicy { is_balanced: true, ..policy(Mode::Bind, &[1]) };
+    for asked in
+        [policy(Mode::WeightedInterleave, &[0, 1]), policy(Mode::PreferredMany, &[1]), balanced]
+    {
+        for is_strict in [false, true] {
+            let error = apply(&memory(asked.clone()), &machine(), &mut kernel, is_strict);
+            let error = error.unwrap_err().to_string();
+            assert!(error.starts_with(&format!("set_mempolicy({asked}): EINVAL")), "{error}");
+            assert!(error.contains("allowed are 0-1"), "{error}");
+        }
+    }
     let cpus = Settings { cpus: Some(vec![2, 3]), ..Settings::default() };
     let error = apply(&cpus, Some(&machine()), &mut kernel, false).unwrap_err();
     assert!(error.to_string().contains("CPUs 2-3): EINVAL"), "{error}");
