@@ -17,7 +17,7 @@ impl Settings {
     /// The settings as words of a command that a person can type: numactl for the policy and for
     /// the CPUs. Empty if there is nothing to set.
     ///
-    /// The numactl of a distribution may be too old for some options: 2.0.17 brought
+    /// The numactl of a distribution may be too old for some options: 2.0.15 brought
     /// `--preferred-many`, and 2.0.19 `--weighted-interleave`.
     pub fn numactl(&self) -> Vec<String> {
         let mut words = Vec::new();
