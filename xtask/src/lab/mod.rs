@@ -483,7 +483,7 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
         job.plan.push(format!("env PROPTEST_CASES={PROPTEST_CASES}"));
     }
     job.plan.push("env RUST_BACKTRACE=1".to_owned());
-    job.plan.push("env PATH=/bin".to_owned());
+    job.plan.push(format!("env PATH=/bin:{}", machine::PROGRAMS));
     // With this variable tests may change settings of the whole machine. They also compare the
     // machine with the description in it.
     job.plan.push(format!("env PAGELEAP_LAB={}", topology.description()));
