@@ -1,6 +1,8 @@
 //! Runs programs under `pageleap run`, as a shell would. The kernel's own files tell what was set:
 //! programs print their `/proc/self`.
 
+#[path = "../../pageleap/tests/common/mod.rs"]
+mod common;
 #[path = "../../pageleap/tests/common/filter.rs"]
 mod filter;
 #[path = "run/job.rs"]
@@ -12,6 +14,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use common::skip;
 use filter::{Action, install_filter};
 use job::{Job, soon};
 use serde_json::{Value, json};
@@ -96,10 +99,9 @@ fn the_program_has_the_policy_of_each_letter() {
 
 #[test]
 fn the_program_agrees_with_numactl_on_every_letter() {
-    let numactl = Command::new("numactl").arg("--version").output();
-    if numactl.is_err() {
-        eprintln!("skipped: the_program_agrees_with_numactl_on_every_letter: no numactl");
-        return;
+    const NAME: &str = "the_program_agrees_with_numactl_on_every_letter";
+    if Command::new("numactl").arg("--version").output().is_err() {
+        return skip(NAME, &"numactl is not installed");
     }
     let (node, cpus) = machine();
     let (node, cpu) = (node.as_str(), cpus.last().unwrap().to_string());
@@ -132,7 +134,7 @@ fn the_program_agrees_with_numactl_on_every_letter() {
                 continue; // A machine with one CPU has no others.
             }
             let said = stderr(&theirs);
-            // Debian 12's has no `-P` yet.
+            // numactl 2.0.15 brought `-P`.
             if said.contains("invalid option") || said.contains("without kernel support") {
                 continue;
             }
@@ -513,7 +515,7 @@ fn the_program_ends_with_a_parent_that_is_killed() {
 /// A shell line on a terminal of its own, with what it shows; `None` if script(1) is missing.
 fn on_terminal(test: &str, line: &str) -> Option<(Child, ChildStdin, job::Shown)> {
     if Command::new("script").arg("--version").output().is_err() {
-        eprintln!("skipped: {test}: no script(1)");
+        skip(test, &"there is no script(1)");
         return None;
     }
     let mut script = Command::new("script");
@@ -590,8 +592,7 @@ fn the_terminal_is_the_programs() {
 fn a_shell_stops_and_continues_the_program() {
     const NAME: &str = "a_shell_stops_and_continues_the_program";
     if Command::new("bash").arg("--version").output().is_err() {
-        eprintln!("skipped: {NAME}: no bash");
-        return;
+        return skip(NAME, &"there is no bash");
     }
     for stays in ["", "-v "] {
         let Some((mut child, mut typed, mut shown)) =

@@ -62,8 +62,8 @@ pub const TEST_BINARIES: [&str; 35] = [
 ];
 
 /// The test binaries of the command. They start the command from the path where cargo has put it.
-const COMMAND_TEST_BINARIES: [&str; 6] =
-    ["bench_nodes", "demo", "doctor", "move", "namespaces", REAL_PROGRAMS];
+const COMMAND_TEST_BINARIES: [&str; 8] =
+    ["bench_nodes", "demo", "doctor", "move", "namespaces", REAL_PROGRAMS, "run", "run_nodes"];
 
 /// The test binary that moves programs of the host.
 const REAL_PROGRAMS: &str = "real";
@@ -80,8 +80,9 @@ pub const REAL_TESTS: [&str; 4] = [
 const INSTALLED: [&str; 6] =
     ["memcached", "migratepages", "pgbench", "postgres", "redis-benchmark", "redis-server"];
 
-/// The test binary that compares with what numastat says, and the program.
-const COMPARES: (&str, &str) = ("process", "numastat");
+/// The test binaries that compare with what another program says or does, and the programs.
+const COMPARES: [(&str, &str); 3] =
+    [("process", "numastat"), ("run", "numactl"), ("run_nodes", "numactl")];
 
 /// A program in C++ of this workspace, by its name in a guest, and the test that starts it.
 const ORDINARY_MEMORY: &str = "ordinary_memory";
@@ -123,7 +124,7 @@ impl Tests {
 
     /// The other programs that the tests of this binary use.
     pub fn others(&self, binary: &str) -> Programs {
-        let compared = (binary == COMPARES.0).then_some(&COMPARES.1);
+        let compared = COMPARES.iter().filter(|(with, _)| *with == binary).map(|(_, name)| name);
         let names = INSTALLED.iter().filter(|_| binary == REAL_PROGRAMS).chain(compared);
         let place = |name: &str| {
             // Debian's /usr/bin/pgbench is a script that starts this one.

@@ -90,7 +90,7 @@ const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
 
 /// Test binaries with tests that need several nodes.
-const SEVERAL_NODES: [&str; 14] = [
+const SEVERAL_NODES: [&str; 15] = [
     "bench_nodes",
     "kernel",
     "kernel_cases",
@@ -105,15 +105,25 @@ const SEVERAL_NODES: [&str; 14] = [
     "nodes_adverse",
     "placement",
     "process",
+    "run_nodes",
 ];
 
-/// Tests of these binaries that the step `nodes` leaves to the step `lab`: each takes half a minute in
-/// a guest, and runs on a machine with one node too.
-const LEFT_TO_THE_LAB: [&str; 4] = [
+/// Tests of these binaries that the step `nodes` leaves to the step `lab`, because each takes long in
+/// a guest. Those of `memory` and the like run on a machine with one node too; of `run_nodes`, a
+/// short test stays.
+const LEFT_TO_THE_LAB: [&str; 12] = [
     "memory::memory_in_place_loses_nothing_under_load",
     "memory_kinds::limits_end_in_an_error_or_a_partial_result",
     "memory_programs::a_collector_that_protects_its_heap_loses_nothing",
     "memory_programs::a_table_leaps_while_threads_use_it_and_fork",
+    "run_nodes::a_parent_that_stays_tells_the_policy_and_the_nodes",
+    "run_nodes::balancing_is_a_part_of_the_policy",
+    "run_nodes::cpus_outside_of_the_cpuset_are_named",
+    "run_nodes::each_letter_places_memory_and_threads_for_every_user",
+    "run_nodes::nodes_outside_of_the_cpuset_are_named",
+    "run_nodes::numactl_and_run_agree_on_every_letter",
+    "run_nodes::weighted_interleave_follows_the_weights_or_becomes_interleave",
+    "run_nodes::where_a_container_refuses_policies_first_touch_takes_their_place",
 ];
 
 /// The flags of `cargo xtask lab`.
@@ -251,7 +261,8 @@ impl LeftToOthers {
         let elsewhere = build::TEST_BINARIES.iter().any(|binary| {
             self.0.expects_skip(USUAL_SERIES, &format!("{binary}::{name}")).is_some()
         });
-        elsewhere || build::REAL_TESTS.contains(&name)
+        let is_left = |left: &&str| left.split_once("::").is_some_and(|(_, test)| test == name);
+        elsewhere || build::REAL_TESTS.contains(&name) || LEFT_TO_THE_LAB.iter().any(is_left)
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The environment variable with the name of the case that a child runs.
-const CASE: &str = "PAGELEAP_TEST_CASE";
+pub const CASE: &str = "PAGELEAP_TEST_CASE";
 
 /// How long a child may run: far longer than any case takes, also where CPUs are emulated.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -14,6 +14,11 @@ const PATIENCE: Duration = Duration::from_secs(240);
 /// The case that this process has to run, if [`run_case`] has started it.
 pub fn case() -> Option<String> {
     std::env::var(CASE).ok()
+}
+
+/// The arguments with which a test binary runs one of its tests alone, and shows what it prints.
+pub fn alone(test: &str) -> [&str; 4] {
+    ["--exact", test, "--nocapture", "--test-threads=1"]
 }
 
 /// How a child ended.
@@ -29,7 +34,7 @@ pub enum End {
 /// child ended, and its output.
 pub fn run_case(test: &str, case: &str) -> (End, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .args(alone(test))
         .env(CASE, case)
         .env("RUST_BACKTRACE", "0")
         .stdout(Stdio::piped())

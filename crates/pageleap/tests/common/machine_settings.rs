@@ -3,6 +3,10 @@
 #![allow(dead_code)] // each test binary uses a part of it
 
 use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
 
 /// The kernel's limit on mappings of a process. It is set back when the value is dropped.
 pub struct MappingLimit(String);
@@ -59,19 +63,20 @@ impl Drop for CommitLimit {
 }
 
 /// A setting of the kernel, as long as the value lives.
-pub struct Setting(&'static str, String);
+pub struct Setting(PathBuf, String);
 
 impl Setting {
-    pub fn new(path: &'static str, value: &str) -> Setting {
-        let before = fs::read_to_string(path).unwrap();
-        fs::write(path, value).unwrap();
+    pub fn new(path: impl Into<PathBuf>, value: &str) -> Setting {
+        let path = path.into();
+        let before = fs::read_to_string(&path).unwrap();
+        fs::write(&path, value).unwrap();
         Setting(path, before)
     }
 }
 
 impl Drop for Setting {
     fn drop(&mut self) {
-        fs::write(self.0, self.1.trim()).unwrap();
+        fs::write(&self.0, self.1.trim()).unwrap();
     }
 }
 
@@ -141,6 +146,19 @@ impl Cpuset {
     /// Moves this process into the cgroup.
     pub fn enter(&self) {
         self.write("cgroup.procs", "0").unwrap();
+    }
+
+    /// The program will be in the cgroup from its start.
+    pub fn take_in(&self, command: &mut Command) {
+        let path = format!("{}/cgroup.procs", self.0);
+        let file = fs::File::options().write(true).open(path).unwrap();
+        // SAFETY: the child makes one system call, which reads one byte.
+        unsafe {
+            command.pre_exec(move || match libc::write(file.as_raw_fd(), c"0".as_ptr().cast(), 1) {
+                1 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            })
+        };
     }
 }
 
