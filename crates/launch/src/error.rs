@@ -71,6 +71,15 @@ pub enum Error {
         /// How to fix it.
         remedy: &'static str,
     },
+    /// No folder can have the file of the library that places threads.
+    #[error(
+        "the library that places threads cannot be written: {reasons}; make one of these folders \
+         yours (mode 700), on a file system without noexec"
+    )]
+    Library {
+        /// The folders, each with its reason.
+        reasons: String,
+    },
 }
 
 impl Error {

@@ -27,6 +27,9 @@
 //! 3. [`Program::exec`] becomes the program, which inherits the settings; or a [`Parent`] stays
 //!    behind, and passes on signals, stops and the exit status.
 //!
+//! Threads come to CPUs in the order of [`places`]. A library that the program preloads pins them
+//! ([`preloaded`]).
+//!
 //! Deciding is apart from doing: [`apply`] works on the trait [`Calls`], which tests implement.
 
 #![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
@@ -42,9 +45,16 @@ mod error;
 mod home;
 mod huge_pages;
 mod inherited;
+mod library;
 mod load;
 mod parent;
+mod place;
 mod policy;
+// The preloaded library, which build.rs compiles by itself. Tests try its parts; the loader, which
+// calls the rest, has no part in them.
+#[cfg(test)]
+#[allow(dead_code)]
+mod preload;
 mod program;
 mod settings;
 #[cfg(test)]
@@ -59,8 +69,10 @@ pub use devices::node_of_device;
 pub use error::Error;
 pub use home::{Home, choose_home, growth};
 pub use huge_pages::{HugePages, ask_for_huge_pages};
+pub use library::{for_openmp, preloaded};
 pub use load::{NodeLoad, Snapshot};
 pub use parent::{Outcome, Parent};
+pub use place::{Placement, places};
 pub use policy::{MemoryPolicy, Mode};
 pub use program::Program;
 pub use settings::Settings;

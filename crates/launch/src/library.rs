@@ -1,0 +1,315 @@
+//! The preloaded library as a file, and the environment that makes the loader load it.
+//!
+//! The loader takes libraries by their path only, and programs that the program starts later take it
+//! by the same path. So the file stays. It is written once for each version of the library, which its
+//! name tells.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use pageleap_sys::Errno;
+
+use crate::error::Error;
+use crate::place;
+
+/// The library, as `build.rs` has compiled it from `preload.rs`.
+pub(crate) const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libpageleap-place.so"));
+/// The beginning of the file's name; a number of its contents follows.
+const PREFIX: &str = "libpageleap-place-";
+/// The loader's list of libraries.
+const LD_PRELOAD: &str = "LD_PRELOAD";
+/// What separates the paths of that list. A path with one of them cannot be in it.
+const SEPARATORS: [u8; 2] = *b": ";
+
+/// Changes of the environment by which threads of a program come to these places, or to none. The
+/// file of the library is written if it is not there.
+///
+/// # Errors
+/// [`Error::Library`] if no folder can have the file.
+pub fn preloaded(
+    places: Option<&[usize]>,
+    inherited: impl Fn(&str) -> Option<OsString>,
+) -> Result<Vec<(OsString, Option<OsString>)>, Error> {
+    let Some(places) = places else { return Ok(without(&inherited)) };
+    let path = file(&folders(&inherited))?;
+    let before = inherited(LD_PRELOAD).unwrap_or_default();
+    let mut changes = vec![
+        (LD_PRELOAD.into(), Some(preload(&before, Some(&path)))),
+        (place::PLACES.into(), Some(place::list(places).into())),
+    ];
+    changes.extend(place::openmp(Some(places), &inherited));
+    Ok(changes)
+}
+
+/// Changes of the environment that undo those of an outer command.
+fn without(inherited: &impl Fn(&str) -> Option<OsString>) -> Vec<(OsString, Option<OsString>)> {
+    if inherited(place::PLACES).is_none() {
+        return Vec::new();
+    }
+    let before = inherited(LD_PRELOAD).unwrap_or_default();
+    let after = Some(preload(&before, None)).filter(|after| !after.is_empty());
+    let mut changes = vec![(LD_PRELOAD.into(), after), (place::PLACES.into(), None)];
+    changes.extend(place::openmp(None, inherited));
+    changes
+}
+
+/// Changes of the environment for a program whose threads are pinned from outside: OpenMP's runtime
+/// is in the program itself.
+pub fn for_openmp(
+    places: &[usize],
+    inherited: impl Fn(&str) -> Option<OsString>,
+) -> Vec<(OsString, Option<OsString>)> {
+    place::openmp(Some(places), &inherited)
+}
+
+/// The loader's list with this library, and without others of its kind.
+///
+/// It comes last. Some libraries insist on being the first (AddressSanitizer's does), and this one
+/// works at every place of the list, because it calls the next function of each name.
+fn preload(before: &OsStr, path: Option<&Path>) -> OsString {
+    let words = before.as_bytes().split(|byte| SEPARATORS.contains(byte));
+    let is_other = |word: &&[u8]| {
+        let name = word.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        !word.is_empty() && !name.starts_with(PREFIX.as_bytes())
+    };
+    let own = path.map(|path| path.as_os_str().as_bytes());
+    let words: Vec<&[u8]> = words.filter(is_other).chain(own).collect();
+    OsString::from_vec(words.join(&SEPARATORS[0]))
+}
+
+/// A folder for the file, if it fits: where, and with which permissions it is made.
+#[derive(Debug)]
+struct Folder {
+    path: PathBuf,
+    mode: u32,
+}
+
+/// The folders of this user, the best one first. What root starts may change its user, so others
+/// may read root's.
+fn folders(inherited: &impl Fn(&str) -> Option<OsString>) -> Vec<Folder> {
+    // SAFETY: the call takes no pointers.
+    let user = unsafe { libc::geteuid() };
+    let mode = if user == 0 { 0o755 } else { 0o700 };
+    let of_root = (user == 0).then(|| PathBuf::from("/run/pageleap"));
+    let of_session = inherited("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
+    let of_session = of_session.map(|path| Path::new(&path).join("pageleap"));
+    let shared = ["/tmp", "/var/tmp"].map(|path| PathBuf::from(format!("{path}/pageleap-{user}")));
+    let paths = of_root.into_iter().chain(of_session).chain(shared);
+    paths.map(|path| Folder { path, mode }).collect()
+}
+
+/// The file of the library in the first folder that can have it.
+fn file(folders: &[Folder]) -> Result<PathBuf, Error> {
+    let mut reasons = Vec::new();
+    for folder in folders {
+        match folder.usable().and_then(|()| written(&folder.path)) {
+            Ok(path) => return Ok(path),
+            Err(reason) => reasons.push(format!("{}: {reason}", folder.path.display())),
+        }
+    }
+    Err(Error::Library { reasons: reasons.join("; ") })
+}
+
+impl Folder {
+    /// Makes the folder, or tells why it cannot have the file. Nobody else may be able to write to
+    /// it, because the program runs what is in the file.
+    fn usable(&self) -> Result<(), String> {
+        let bytes = self.path.as_os_str().as_bytes();
+        if !self.path.is_absolute() || bytes.iter().any(|byte| SEPARATORS.contains(byte)) {
+            return Err("LD_PRELOAD cannot name it, because it is relative or has a colon or a \
+                        blank"
+                .to_owned());
+        }
+        let made = DirBuilder::new().mode(self.mode).create(&self.path);
+        if let Err(error) = made
+            && error.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(shown(&error));
+        }
+        let folder = fs::symlink_metadata(&self.path).map_err(|error| shown(&error))?;
+        if !folder.is_dir() {
+            return Err("it is a link or a file".to_owned());
+        }
+        is_own(&folder)?;
+        match is_noexec(&self.path) {
+            true => Err("its file system is mounted with noexec".to_owned()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The file in a folder, which is written unless it is there.
+fn written(folder: &Path) -> Result<PathBuf, String> {
+    let name = format!("{PREFIX}{:016x}.so", number_of(LIBRARY));
+    let path = folder.join(&name);
+    if is_library(&path) {
+        return Ok(path);
+    }
+    // Another process may write it at the same time: each writes a file of its own, and then gives
+    // it the name, which replaces a whole file by a whole file.
+    let new = folder.join(format!(".{name}.{}", std::process::id()));
+    let write = || {
+        let _ = fs::remove_file(&new);
+        let mut file: File =
+            OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new)?;
+        file.write_all(LIBRARY)?;
+        // Whatever the umask is.
+        file.set_permissions(Permissions::from_mode(0o644))?;
+        fs::rename(&new, &path)
+    };
+    write().map(|()| path).map_err(|error| {
+        let _ = fs::remove_file(&new);
+        shown(&error)
+    })
+}
+
+/// Whether the file is this library, as this user has written it.
+fn is_library(path: &Path) -> bool {
+    let own = fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && is_own(&file).is_ok());
+    own && fs::read(path).is_ok_and(|bytes| bytes == LIBRARY)
+}
+
+/// Whether nobody but this user can write to it.
+fn is_own(file: &Metadata) -> Result<(), String> {
+    // SAFETY: the call takes no pointers.
+    let user = unsafe { libc::geteuid() };
+    if file.uid() != user {
+        return Err(format!("it belongs to user {}, not to user {user}", file.uid()));
+    }
+    match file.mode() & 0o022 {
+        0 => Ok(()),
+        _ => Err(format!("others may write to it (mode {:o})", file.mode() & 0o7777)),
+    }
+}
+
+/// Whether nothing of this file system can be executed, or mapped as code.
+fn is_noexec(path: &Path) -> bool {
+    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: the call reads a string that ends with zero, and writes one structure, for which zeros
+    // are valid.
+    unsafe {
+        let mut system: libc::statvfs = std::mem::zeroed();
+        libc::statvfs(path.as_ptr(), &mut system) == 0 && system.f_flag & libc::ST_NOEXEC != 0
+    }
+}
+
+fn shown(error: &io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), |number| Errno(number).to_string())
+}
+
+/// A number by which contents differ (FNV-1a).
+fn number_of(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let path =
+            std::env::temp_dir().join(format!("pageleap-library-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    fn folder(path: PathBuf) -> Folder {
+        Folder { path, mode: 0o700 }
+    }
+
+    #[test]
+    fn the_file_is_written_once_and_mended() {
+        let root = scratch("once");
+        let own = || [folder(root.join("own"))];
+        let path = file(&own()).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), LIBRARY);
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&root.join("own")), mode(&path)), (0o700, 0o644));
+        let inode = |path: &Path| fs::metadata(path).unwrap().ino();
+        let before = inode(&path);
+        assert_eq!((file(&own()).unwrap(), inode(&path)), (path.clone(), before));
+        // Another content of this name, a link, and one that others may write to are replaced.
+        fs::write(&path, "x").unwrap();
+        assert_eq!(fs::read(file(&own()).unwrap()).unwrap(), LIBRARY);
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(mode(&file(&own()).unwrap()), 0o644);
+        let elsewhere = root.join("elsewhere");
+        fs::rename(&path, &elsewhere).unwrap();
+        symlink(&elsewhere, &path).unwrap();
+        assert!(fs::symlink_metadata(file(&own()).unwrap()).unwrap().is_file());
+        assert_eq!(fs::read_dir(root.join("own")).unwrap().count(), 1, "nothing else is left");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn folders_that_others_can_change_are_passed_over() {
+        let root = scratch("others");
+        let open = root.join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
+        symlink(&root, root.join("link")).unwrap();
+        fs::write(root.join("file"), "").unwrap();
+        let wrong = [
+            ("open", "others may write to it (mode 777)"),
+            ("link", "it is a link or a file"),
+            ("file", "it is a link or a file"),
+            ("no/such", "ENOENT"),
+            ("a b", "blank"),
+            ("a:b", "colon"),
+        ];
+        let folders = wrong.map(|(name, _)| folder(root.join(name)));
+        let error = file(&folders).unwrap_err();
+        assert_eq!(error.exit_code(), 125);
+        let error = error.to_string();
+        for (name, part) in wrong {
+            let reason = format!("{}: ", root.join(name).display());
+            assert!(error.contains(&reason) && error.contains(part), "{name}: {error}");
+        }
+        let found = file(&[folder(open), folder(root.join("own"))]).unwrap();
+        assert!(found.starts_with(root.join("own")));
+        // Nobody's folder: /proc belongs to root, and to nobody else.
+        let of_root = folder("/proc".into());
+        assert!(of_root.usable().is_err() || is_own(&fs::metadata("/proc").unwrap()).is_ok());
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn libraries_of_the_user_stay_and_come_first() {
+        let own = Path::new("/run/libpageleap-place-1.so");
+        for (before, after) in [
+            ("", "/run/libpageleap-place-1.so"),
+            ("/a.so", "/a.so:/run/libpageleap-place-1.so"),
+            ("a.so /b.so::c.so", "a.so:/b.so:c.so:/run/libpageleap-place-1.so"),
+            ("/tmp/libpageleap-place-2.so:/a.so", "/a.so:/run/libpageleap-place-1.so"),
+        ] {
+            assert_eq!(preload(before.as_ref(), Some(own)), *after, "{before}");
+        }
+        assert_eq!(preload("/x/libpageleap-place-2.so".as_ref(), None), "");
+    }
+
+    #[test]
+    fn what_an_outer_command_has_set_is_undone() {
+        let known = |names: &'static [(&str, &str)]| {
+            move |name: &str| {
+                names.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).into())
+            }
+        };
+        assert_eq!(preloaded(None, known(&[("LD_PRELOAD", "/a.so")])), Ok(Vec::new()));
+        let outer = known(&[
+            ("PAGELEAP_PLACES", "1,0"),
+            ("LD_PRELOAD", "/x/libpageleap-place-2.so"),
+            ("OMP_PLACES", "{1},{0}"),
+            ("OMP_PROC_BIND", "close"),
+        ]);
+        let undone = preloaded(None, outer).unwrap();
+        assert!(undone.iter().all(|(_, value)| value.is_none()) && undone.len() == 4, "{undone:?}");
+    }
+}
