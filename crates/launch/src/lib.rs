@@ -28,7 +28,8 @@
 //!    behind, and passes on signals, stops and the exit status.
 //!
 //! Threads come to CPUs in the order of [`places`]. A library that the program preloads pins them
-//! ([`preloaded`]).
+//! ([`preloaded`]), or a [`Poller`] in the parent where the loader preloads nothing
+//! ([`not_preloaded`]).
 //!
 //! Deciding is apart from doing: [`apply`] works on the trait [`Calls`], which tests implement.
 
@@ -38,6 +39,7 @@
 mod allocators;
 mod apply;
 mod balancing;
+mod binary;
 mod calls;
 mod cores;
 mod devices;
@@ -50,6 +52,7 @@ mod load;
 mod parent;
 mod place;
 mod policy;
+mod poller;
 // The preloaded library, which build.rs compiles by itself. Tests try its parts; the loader, which
 // calls the rest, has no part in them.
 #[cfg(test)]
@@ -63,6 +66,7 @@ mod trees;
 pub use allocators::{Allocator, NOT_AVAILABLE, preloaded};
 pub use apply::{Applied, apply};
 pub use balancing::balance;
+pub use binary::{NotPreloaded, not_preloaded};
 pub use calls::{Calls, ThisThread};
 pub use cores::cores_of;
 pub use devices::node_of_device;
@@ -74,5 +78,6 @@ pub use load::{NodeLoad, Snapshot};
 pub use parent::{Outcome, Parent};
 pub use place::{Placement, places};
 pub use policy::{MemoryPolicy, Mode};
+pub use poller::{HostTasks, Poller, Tasks};
 pub use program::Program;
 pub use settings::Settings;

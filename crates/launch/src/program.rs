@@ -12,7 +12,7 @@ use crate::inherited;
 /// Where programs are looked for without PATH in the environment, as execvp(3) of glibc does.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 /// Runs files of no known format, as execvp(3) does: scripts without `#!`.
-const SHELL: &str = "/bin/sh";
+pub(crate) const SHELL: &str = "/bin/sh";
 
 /// A program with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
