@@ -89,12 +89,12 @@ struct Folder {
 }
 
 /// The folders of this user, the best one first. What root starts may change its user, so others
-/// may read root's.
+/// may read root's, which lies apart from the files that only root may see.
 fn folders(inherited: &impl Fn(&str) -> Option<OsString>) -> Vec<Folder> {
     // SAFETY: the call takes no pointers.
     let user = unsafe { libc::geteuid() };
     let mode = if user == 0 { 0o755 } else { 0o700 };
-    let of_root = (user == 0).then(|| PathBuf::from("/run/pageleap"));
+    let of_root = (user == 0).then(|| PathBuf::from("/run/pageleap-place"));
     let of_session = inherited("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
     let of_session = of_session.map(|path| Path::new(&path).join("pageleap"));
     let shared = ["/tmp", "/var/tmp"].map(|path| PathBuf::from(format!("{path}/pageleap-{user}")));

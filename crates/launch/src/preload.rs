@@ -22,10 +22,14 @@
 //! like taskset, has chosen CPUs that the thread inherits. If the kernel refuses a pin because the
 //! cpuset has changed, the thread runs unpinned.
 //!
-//! **Main threads** are never pinned. Programs ask them how many CPUs there are, and children inherit
-//! their affinity. So a child of a pinned thread gets all places again: by the handler of `fork`, and
-//! by `posix_spawn`, `system`, `popen` and the functions of `exec`, which drop the pin for the time
-//! of the call.
+//! **Main threads** are never pinned, because children inherit their affinity. So a child of a pinned
+//! thread gets all places again: by the handler of `fork`, and by `posix_spawn`, `system`, `popen` and
+//! the functions of `exec`, which drop the pin for the time of the call.
+//!
+//! **Counting CPUs.** Programs call `sched_getaffinity` to learn how many threads to start, and some
+//! ask in a thread that they have created: Java's main function runs in one. The answer would be one
+//! CPU. So a thread with a pin is told all places, which are the CPUs of the program. The kernel tells
+//! the pin in `/proc/thread-self/status`.
 //!
 //! **The end of a thread** is the destructor of a thread-specific value, because it runs however the
 //! thread ends: by returning, by `pthread_exit`, or by cancellation. Counts may be too low for a
@@ -56,7 +60,7 @@ unsafe extern "C" {
     fn getenv(name: *const c_char) -> *const c_char;
     fn malloc(bytes: usize) -> *mut c_void;
     fn free(memory: *mut c_void);
-    fn sched_getaffinity(thread: c_int, bytes: usize, mask: *mut c_ulong) -> c_int;
+    fn pthread_self() -> usize;
     fn sched_setaffinity(thread: c_int, bytes: usize, mask: *const c_ulong) -> c_int;
 }
 
@@ -235,6 +239,10 @@ functions! {
         (Option<Handler>, Option<Handler>, Option<Handler>, *mut c_void) -> c_int;
     pthread_atfork: PthreadAtfork = ANY c"pthread_atfork",
         (Option<Handler>, Option<Handler>, Option<Handler>) -> c_int;
+    real_sched_getaffinity: SchedGetaffinity = NEXT c"sched_getaffinity",
+        (c_int, usize, *mut c_ulong) -> c_int;
+    real_pthread_getaffinity: PthreadGetaffinity = NEXT c"pthread_getaffinity_np",
+        (usize, usize, *mut c_ulong) -> c_int;
     real_posix_spawn: PosixSpawn = NEXT c"posix_spawn",
         (*mut c_int, *const c_char, *const c_void, *const c_void, Words, Words) -> c_int;
     real_posix_spawnp: PosixSpawnp = NEXT c"posix_spawnp",
@@ -297,8 +305,8 @@ extern "C" fn prepare() {
 /// Finds the functions that a child of `fork` or `vfork` calls: `dlsym` takes a lock of the loader,
 /// which another thread may hold for ever in such a child.
 fn find_all() {
-    let _ = (get_specific(), set_specific(), real_posix_spawn(), real_posix_spawnp());
-    let _ = (real_system(), real_popen());
+    let _ = (get_specific(), set_specific(), real_sched_getaffinity());
+    let _ = (real_posix_spawn(), real_posix_spawnp(), real_system(), real_popen());
     let _ = (real_execve(), real_execv(), real_execvp(), real_execvpe());
 }
 
@@ -334,7 +342,7 @@ fn set_place(place: Option<usize>) -> bool {
 fn affinity() -> Option<Mask> {
     let mut mask = [0; WORDS];
     // SAFETY: the call writes at most the bytes of the mask.
-    let told = unsafe { sched_getaffinity(0, size_of::<Mask>(), mask.as_mut_ptr()) };
+    let told = unsafe { real_sched_getaffinity()?(0, size_of::<Mask>(), mask.as_mut_ptr()) };
     (told == 0).then_some(mask)
 }
 
@@ -487,6 +495,61 @@ unsafe fn created(
             }
             failed
         }
+    }
+}
+
+/// Tells the calling thread all places, if it has the pin of this library.
+///
+/// # Safety
+/// The memory has `bytes` bytes, which the kernel has written.
+unsafe fn tell_all(bytes: usize, memory: *mut c_ulong) {
+    if PLACES.number() > 0 && own_pin().is_some() {
+        let all = PLACES.mask();
+        let bytes = if bytes < size_of::<Mask>() { bytes } else { size_of::<Mask>() };
+        // SAFETY: forwarded to the caller, and no more bytes than the mask has.
+        unsafe { ptr::copy_nonoverlapping(all.as_ptr().cast::<u8>(), memory.cast(), bytes) };
+    }
+}
+
+/// The CPUs of a thread; those of all places for a pinned thread that asks about itself.
+///
+/// # Safety
+/// As `sched_getaffinity(2)` of the C library.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn sched_getaffinity(
+    thread: c_int,
+    bytes: usize,
+    mask: *mut c_ulong,
+) -> c_int {
+    let Some(real) = real_sched_getaffinity() else { return FAILED };
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        let result = real(thread, bytes, mask);
+        if result == 0 && thread == 0 {
+            tell_all(bytes, mask);
+        }
+        result
+    }
+}
+
+/// As [`sched_getaffinity`], for a thread of this process.
+///
+/// # Safety
+/// As `pthread_getaffinity_np(3)` of the C library.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn pthread_getaffinity_np(
+    thread: usize,
+    bytes: usize,
+    mask: *mut c_ulong,
+) -> c_int {
+    let Some(real) = real_pthread_getaffinity() else { return EAGAIN };
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        let result = real(thread, bytes, mask);
+        if result == 0 && thread == pthread_self() {
+            tell_all(bytes, mask);
+        }
+        result
     }
 }
 
