@@ -207,7 +207,7 @@ fn matching(pattern: &Path) -> Vec<PathBuf> {
 
 /// The value of LD_PRELOAD with one library in front. The user's libraries are kept behind it: the
 /// loader takes each function from the first that has it.
-pub fn preloaded(library: &Path, before: Option<OsString>) -> OsString {
+pub fn preloaded_first(library: &Path, before: Option<OsString>) -> OsString {
     let mut value = library.as_os_str().to_owned();
     if let Some(before) = before.filter(|before| !before.is_empty()) {
         value.push(":");
@@ -267,8 +267,8 @@ mod tests {
         assert!(hoard.contains("not available"), "{hoard}");
         assert!("malloc".parse::<Allocator>().unwrap_err().contains("known are glibc, jemalloc"));
         let library = Path::new("/a.so");
-        assert_eq!(preloaded(library, None), "/a.so");
-        assert_eq!(preloaded(library, Some("".into())), "/a.so");
-        assert_eq!(preloaded(library, Some("/b.so /c.so".into())), "/a.so:/b.so /c.so");
+        assert_eq!(preloaded_first(library, None), "/a.so");
+        assert_eq!(preloaded_first(library, Some("".into())), "/a.so");
+        assert_eq!(preloaded_first(library, Some("/b.so /c.so".into())), "/a.so:/b.so /c.so");
     }
 }

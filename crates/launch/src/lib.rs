@@ -63,7 +63,7 @@ mod settings;
 #[cfg(test)]
 mod trees;
 
-pub use allocators::{Allocator, NOT_AVAILABLE, preloaded};
+pub use allocators::{Allocator, NOT_AVAILABLE, preloaded_first};
 pub use apply::{Applied, apply};
 pub use balancing::balance;
 pub use binary::{NotPreloaded, not_preloaded};

@@ -330,7 +330,7 @@ mod tests {
                 "crates/cli/tests",
                 [
                     &COMMAND_TEST_BINARIES[..],
-                    &["bench", "export", "huge_pages", "status", "topology"],
+                    &["bench", "export", "huge_pages", "place", "run", "status", "topology"],
                 ]
                 .concat(),
             ),

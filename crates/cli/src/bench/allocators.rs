@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use pageleap_launch::{Allocator, NOT_AVAILABLE, preloaded};
+use pageleap_launch::{Allocator, NOT_AVAILABLE, preloaded_first};
 use pageleap_measure::churn::{Churn, Churned};
 use pageleap_measure::document::{Body, Column, Document, Section, Table, Value, column, fact};
 use pageleap_measure::figures::three_digits;
@@ -211,7 +211,7 @@ fn measure(
     command.arg(CHURN).args([threads.to_string(), operations.to_string(), seed.to_string()]);
     if let Some(library) = &candidate.library {
         let before: Option<OsString> = std::env::var_os(PRELOAD);
-        command.env(PRELOAD, preloaded(library, before));
+        command.env(PRELOAD, preloaded_first(library, before));
     }
     let output = finished(command).with_context(|| format!("the process for {name}"));
     interrupt::stop_if_received(|| "the allocators are not all measured".to_owned())?;

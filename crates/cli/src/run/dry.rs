@@ -21,6 +21,8 @@ struct JsonRun<'a> {
     cpus: Option<&'a [usize]>,
     /// Whether transparent huge pages are off for the program; null if it inherits that.
     thp_disabled: Option<bool>,
+    /// The CPUs in the order in which threads come to them; null if threads are not placed.
+    places: Option<&'a [usize]>,
     /// Environment variables that change, with their new values.
     environment: BTreeMap<String, Option<String>>,
     /// A sentence for each setting that is not as it was asked for, or has no effect.
@@ -57,6 +59,7 @@ pub fn json(applied: &Applied, plan: &Plan) -> anyhow::Result<String> {
         }),
         cpus: cpus.as_deref(),
         thp_disabled: *is_thp_disabled,
+        places: Some(&plan.placed.places[..]).filter(|places| !places.is_empty()),
         environment: plan
             .environment
             .iter()
@@ -83,9 +86,18 @@ fn lines(applied: &Applied, plan: &Plan) -> Vec<String> {
     if applied.settings.memory.as_ref().is_some_and(|policy| policy.mode == Mode::Default) {
         lines.push("# before: set_mempolicy(MPOL_DEFAULT)".to_owned());
     }
+    if plan.placed.poller.is_some() {
+        lines.push(
+            "# meanwhile: `pageleap run --place` pins the threads; no command of a system does it"
+                .to_owned(),
+        );
+    }
     let mut words: Vec<String> = Vec::new();
+    // env(1) takes the variables to unset first.
+    let unset = plan.environment.iter().filter(|(_, value)| value.is_none());
+    unset.for_each(|(name, _)| words.extend(["-u".to_owned(), quoted(name)]));
     for (name, value) in &plan.environment {
-        let value = value.as_deref().unwrap_or_default();
+        let Some(value) = value else { continue };
         words.push(format!("{}={}", quoted(name), quoted(value)));
     }
     if !words.is_empty() {

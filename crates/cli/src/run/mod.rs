@@ -3,12 +3,14 @@
 //! 1. The words of the command line become numactl's ([`spelling`]), and then [`args`].
 //! 2. A [`Plan`] turns them into settings, with the machine's nodes and CPUs.
 //! 3. The settings are applied to this thread, and read back (`pageleap_launch::apply`).
-//! 4. This process becomes the program, or a parent of it stays behind ([`watch`]).
+//! 4. Threads get places among the CPUs that are left ([`place`]).
+//! 5. This process becomes the program, or a parent of it stays behind ([`watch`]).
 //!
 //! Nothing is changed but this process, so nothing has to be put back.
 
 mod args;
 mod dry;
+mod place;
 mod spelling;
 mod watch;
 mod words;
@@ -27,6 +29,7 @@ use pageleap_launch::{
 
 pub use args::RunArgs;
 use args::Switch;
+use place::Placed;
 use words::Words;
 
 use crate::output;
@@ -96,6 +99,8 @@ pub struct Plan {
     notes: Vec<String>,
     /// How the program asks for huge pages, if it has to.
     told: Option<String>,
+    /// How its threads come to CPUs.
+    placed: Placed,
     command: Vec<OsString>,
 }
 
@@ -109,7 +114,7 @@ fn start(args: &RunArgs) -> Result<ExitCode, Unstarted> {
     let files = SysFiles::host();
     // Settings without nodes and CPUs do without it, such as in a container without /sys.
     let topology = args.names_nodes_or_cpus().then(|| Topology::read_from(&files)).transpose()?;
-    let plan = Plan::of(args, topology.as_ref(), &files)?;
+    let mut plan = Plan::of(args, topology.as_ref(), &files)?;
     if args.no_fallback
         && let Some(note) = plan.notes.first()
     {
@@ -122,15 +127,20 @@ fn start(args: &RunArgs) -> Result<ExitCode, Unstarted> {
     let topology = topology.as_ref();
     let applied =
         apply(&plan.settings, topology, &mut ThisThread, args.no_fallback).map_err(launch)?;
+    plan.place(Placed::of(args, topology, &files, program.as_ref())?);
     let said = plan.told.iter().chain(&plan.notes).chain(&applied.notes);
     said.for_each(|line| words.say(line));
     match program {
         Some(program) if !args.dry_run => {
-            if !args.verbose {
+            let poller = plan.placed.poller.take();
+            if !args.verbose && poller.is_none() {
                 return Err(launch(program.exec(&plan.environment)));
             }
-            told(&applied).iter().for_each(|line| words.say(line));
-            watch::run(&program, &plan.environment, &words).map_err(launch)
+            if args.verbose {
+                told(&applied, &plan).iter().for_each(|line| words.say(line));
+            }
+            let watch = watch::Watch::new(&words, args.verbose, poller);
+            watch.run(&program, &plan.environment).map_err(launch)
         }
         _ => {
             output::write(&match args.json {
@@ -143,7 +153,7 @@ fn start(args: &RunArgs) -> Result<ExitCode, Unstarted> {
 }
 
 /// What was set, for `--verbose`.
-fn told(applied: &Applied) -> Vec<String> {
+fn told(applied: &Applied, plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     let Settings { memory, cpus, is_thp_disabled, .. } = &applied.settings;
     lines.extend(memory.as_ref().map(|policy| format!("memory policy: {policy}")));
@@ -153,6 +163,7 @@ fn told(applied: &Applied) -> Vec<String> {
         true => "transparent huge pages: off".to_owned(),
         false => "transparent huge pages: as the system's setting is".to_owned(),
     }));
+    lines.extend(plan.placed.told());
     lines
 }
 
@@ -167,6 +178,7 @@ impl Plan {
             environment: Vec::new(),
             notes: Vec::new(),
             told: None,
+            placed: Placed::default(),
             command: args.command.clone(),
         };
         if let Some(topology) = topology {
@@ -191,6 +203,12 @@ impl Plan {
             plan.notes.extend(asked.without_effect);
         }
         Ok(plan)
+    }
+
+    fn place(&mut self, mut placed: Placed) {
+        self.environment.append(&mut placed.environment);
+        self.notes.append(&mut placed.notes);
+        self.placed = placed;
     }
 }
 

@@ -1,11 +1,12 @@
-//! The parent that stays behind with `--verbose`: it says what the kernel tells of the program.
+//! The parent that stays behind: with `--verbose` it says what the kernel tells of the program, and
+//! with `--place` it pins threads of programs that preload nothing.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use pageleap::process::ProcessMemory;
-use pageleap_launch::{Error, Outcome, Parent, Program};
+use pageleap_launch::{Error, HostTasks, Outcome, Parent, Poller, Program};
 use pageleap_measure::figures::human_bytes;
 
 use super::words::Words;
@@ -14,40 +15,67 @@ use crate::output;
 /// When the parent looks at the program: by then most have allocated something.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Starts the program, waits for its end, and ends as it has.
-pub fn run(
-    program: &Program,
-    environment: &[(OsString, Option<OsString>)],
-    words: &Words,
-) -> Result<ExitCode, Error> {
-    let started = Instant::now();
-    // systemd names the process that gets its sockets (sd_listen_fds(3)).
-    const FOR_PROCESS: &str = "LISTEN_PID";
-    let own = std::process::id().to_string();
-    let is_own = std::env::var_os(FOR_PROCESS).is_some_and(|pid| pid == own.as_str());
-    let become_program = || {
-        let mut environment = environment.to_vec();
-        if is_own {
-            let child = std::process::id().to_string();
-            environment.push((FOR_PROCESS.into(), Some(child.into())));
+/// What the parent does while the program runs.
+pub struct Watch<'a> {
+    words: &'a Words,
+    is_verbose: bool,
+    poller: Option<Poller<HostTasks>>,
+    started: Instant,
+    has_looked: bool,
+}
+
+impl<'a> Watch<'a> {
+    /// A parent that speaks, pins threads, or both.
+    pub fn new(words: &'a Words, is_verbose: bool, poller: Option<Poller<HostTasks>>) -> Watch<'a> {
+        Watch { words, is_verbose, poller, started: Instant::now(), has_looked: !is_verbose }
+    }
+
+    /// Starts the program, waits for its end, and ends as it has.
+    pub fn run(
+        mut self,
+        program: &Program,
+        environment: &[(OsString, Option<OsString>)],
+    ) -> Result<ExitCode, Error> {
+        // systemd names the process that gets its sockets (sd_listen_fds(3)).
+        const FOR_PROCESS: &str = "LISTEN_PID";
+        let own = std::process::id().to_string();
+        let is_own = std::env::var_os(FOR_PROCESS).is_some_and(|pid| pid == own.as_str());
+        let become_program = || {
+            let mut environment = environment.to_vec();
+            if is_own {
+                let child = std::process::id().to_string();
+                environment.push((FOR_PROCESS.into(), Some(child.into())));
+            }
+            let error = program.exec(&environment);
+            output::note(&format!("error: {error}"));
+            error.exit_code()
+        };
+        // SAFETY: this command has started no thread.
+        let parent = unsafe { Parent::start(become_program) }?;
+        if self.is_verbose {
+            self.words.say(&format!("process: {}", parent.child()));
         }
-        let error = program.exec(&environment);
-        output::note(&format!("error: {error}"));
-        error.exit_code()
-    };
-    // SAFETY: this command has started no thread.
-    let parent = unsafe { Parent::start(become_program) }?;
-    words.say(&format!("process: {}", parent.child()));
-    let mut looks = [Some(LOOK)].into_iter();
-    let outcome = parent.wait(&mut |pid| {
-        let next = looks.next();
-        if next.is_none() {
-            look(pid).iter().for_each(|line| words.say(line));
+        let outcome = parent.wait(&mut |pid| self.look(pid))?;
+        if self.is_verbose {
+            self.words.say(&end(outcome, self.started.elapsed()));
         }
-        next.flatten()
-    })?;
-    words.say(&end(outcome, started.elapsed()));
-    Ok(ExitCode::from(outcome.repeat()))
+        Ok(ExitCode::from(outcome.repeat()))
+    }
+
+    /// Looks at the program, and returns the time until the next look.
+    fn look(&mut self, pid: i32) -> Option<Duration> {
+        let until_look = LOOK.saturating_sub(self.started.elapsed());
+        if !self.has_looked && until_look.is_zero() {
+            self.has_looked = true;
+            look(pid).iter().for_each(|line| self.words.say(line));
+        }
+        let until_look = (!self.has_looked).then_some(until_look);
+        let Some(poller) = &mut self.poller else { return until_look };
+        if let Some(line) = poller.look(pid) {
+            self.words.say(&line);
+        }
+        Some(until_look.unwrap_or(Duration::MAX).min(Poller::<HostTasks>::EVERY))
+    }
 }
 
 /// What the kernel tells of the program.
