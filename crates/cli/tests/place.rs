@@ -2,13 +2,18 @@
 //! one node sparse and dense are the same order; unit tests of `pageleap-launch` have machines with
 //! several.
 
+#[path = "../../pageleap/tests/common/filter.rs"]
+mod filter;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use filter::{Action, install_filter};
 use serde_json::Value;
 
 fn pageleap(flags: &[&str]) -> Command {
@@ -325,4 +330,25 @@ fn none_takes_back_what_an_outer_run_has_set() {
     }
     let plain = silent(&mut pageleap(&["--place", "none", "--dry-run", "true"]));
     assert_eq!(plain, "true\n");
+}
+
+#[test]
+fn where_a_filter_refuses_pins_threads_run_anywhere_and_one_line_says_so() {
+    for action in [Action::Errno(libc::EPERM), Action::Errno(libc::ENOSYS)] {
+        let filtered = |flags: &[&str]| {
+            let mut command = pageleap(flags);
+            // SAFETY: the filter is installed by system calls alone.
+            unsafe {
+                command.pre_exec(move || install_filter(action, &[libc::SYS_sched_setaffinity]))
+            };
+            command.output().unwrap()
+        };
+        let output = filtered(&["--place", "sparse", "sh", "-c", "echo $LD_PRELOAD"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"\n"[..]), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains("a filter of the container refuses it"), "{said}");
+        let strict = filtered(&["--no-fallback", "--place", "sparse", "true"]);
+        assert_eq!(strict.status.code(), Some(125), "{strict:?}");
+    }
 }
