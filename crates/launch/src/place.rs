@@ -25,6 +25,8 @@ pub(crate) const PLACES: &str = "PAGELEAP_PLACES";
 /// The variables of OpenMP's runtimes for the list of places, and for how threads come to them.
 pub(crate) const OMP_PLACES: &str = "OMP_PLACES";
 pub(crate) const OMP_PROC_BIND: &str = "OMP_PROC_BIND";
+/// Variables by which users of one runtime choose CPUs (libgomp's, libomp's).
+const OF_ONE_RUNTIME: [&str; 2] = ["GOMP_CPU_AFFINITY", "KMP_AFFINITY"];
 /// Threads come to consecutive places, beginning with that of the thread that starts them.
 ///
 /// OpenMP leaves the meaning of `true` to the runtime; `spread` would skip places of an order that is
@@ -132,18 +134,18 @@ pub(crate) fn of_openmp(places: &[usize]) -> String {
 }
 
 /// Changes of the environment by which OpenMP's runtimes use the places. `inherited` tells the
-/// present values of variables. Nothing changes if the user has set one of the two; what an outer
-/// command of this kind has set is no choice of the user.
+/// present values of variables. Nothing changes if the user has chosen CPUs by one of them; what an
+/// outer command of this kind has set is no choice of the user.
 pub(crate) fn openmp(
     places: Option<&[usize]>,
     inherited: &impl Fn(&str) -> Option<OsString>,
 ) -> Vec<(OsString, Option<OsString>)> {
-    let value = |name| inherited(name).filter(|value: &OsString| !value.is_empty());
+    let is_set = |name: &&str| inherited(name).is_some_and(|value| !value.is_empty());
     let is_ours = is_from_outside(inherited);
-    if !is_ours && (value(OMP_PLACES).is_some() || value(OMP_PROC_BIND).is_some()) {
+    if !is_ours && [OMP_PLACES, OMP_PROC_BIND].iter().any(is_set) {
         return Vec::new();
     }
-    match places {
+    match places.filter(|_| !OF_ONE_RUNTIME.iter().any(is_set)) {
         Some(places) => vec![
             (OMP_PLACES.into(), Some(of_openmp(places).into())),
             (OMP_PROC_BIND.into(), Some(CLOSE.into())),
@@ -273,7 +275,12 @@ mod tests {
         let ours = vec![set(OMP_PLACES, "{0},{4},{1}"), set(OMP_PROC_BIND, "close")];
         assert_eq!(with(&[], Some(&[0, 4, 1])), ours);
         assert_eq!(with(&[(OMP_PLACES, "")], Some(&[0, 4, 1])), ours);
-        for chosen in [(OMP_PLACES, "cores"), (OMP_PROC_BIND, "false")] {
+        for chosen in [
+            (OMP_PLACES, "cores"),
+            (OMP_PROC_BIND, "false"),
+            ("GOMP_CPU_AFFINITY", "0-3"),
+            ("KMP_AFFINITY", "compact"),
+        ] {
             assert!(with(&[chosen], Some(&[0])).is_empty());
         }
         let outer = [(PLACES, "2,3"), (OMP_PLACES, "{2},{3}"), (OMP_PROC_BIND, "close")];
