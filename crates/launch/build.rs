@@ -37,6 +37,10 @@ fn main() {
         rustc.args(["-C", option]);
     }
     rustc.args(["-C", "strip=symbols", "-C", "link-arg=-nostartfiles"]);
+    // Programs for musl are static by default, and static targets have no shared libraries.
+    if variable("CARGO_CFG_TARGET_ENV") == "musl" {
+        rustc.args(["-C", "target-feature=-crt-static"]);
+    }
     if let Some(linker) = env::var_os("RUSTC_LINKER") {
         let mut option = OsString::from("linker=");
         option.push(linker);
