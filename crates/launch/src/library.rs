@@ -95,10 +95,10 @@ fn folders(inherited: &impl Fn(&str) -> Option<OsString>) -> Vec<Folder> {
     let user = unsafe { libc::geteuid() };
     let mode = if user == 0 { 0o755 } else { 0o700 };
     let of_root = (user == 0).then(|| PathBuf::from("/run/pageleap-place"));
-    let of_session = inherited("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
-    let of_session = of_session.map(|path| Path::new(&path).join("pageleap"));
+    let of_login = inherited("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
+    let of_login = of_login.map(|path| Path::new(&path).join("pageleap"));
     let shared = ["/tmp", "/var/tmp"].map(|path| PathBuf::from(format!("{path}/pageleap-{user}")));
-    let paths = of_root.into_iter().chain(of_session).chain(shared);
+    let paths = of_root.into_iter().chain(of_login).chain(shared);
     paths.map(|path| Folder { path, mode }).collect()
 }
 
