@@ -246,10 +246,17 @@ impl PidFd {
     /// Whether all threads of the process have ended. `false` also if other code of this process
     /// has closed the descriptor.
     pub fn has_ended(&self) -> bool {
+        self.wait_for_end(0)
+    }
+
+    /// Waits until all threads of the process have ended, for at most `ms` milliseconds, or until a
+    /// signal comes. Returns whether they have. `false` also if other code of this process has
+    /// closed the descriptor.
+    pub fn wait_for_end(&self, ms: i32) -> bool {
         if !self.0.is_ours() {
             return false;
         }
-        wait_readable([self.0.as_raw_fd()], 0) == [true]
+        wait_readable([self.0.as_raw_fd()], ms) == [true]
     }
 }
 
