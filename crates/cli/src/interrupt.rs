@@ -2,7 +2,7 @@
 //! run ends by itself. Ending the process at once would leave huge pages reserved.
 //!
 //! Signals of faults (SIGSEGV, SIGABRT and the like) end it at once, as SIGKILL does, because a
-//! thread that has failed cannot end the run. [`huge_pages`](crate::huge_pages) puts pages back then.
+//! thread that has failed cannot end the run. The keeper of [`pageleap_settings`] puts pages back then.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 

@@ -11,14 +11,15 @@ mod doctor;
 mod engine;
 mod export;
 mod generate;
-mod huge_pages;
 mod interrupt;
 mod machine;
 mod migrate;
 mod output;
 mod progress;
+mod restore;
 mod run;
 mod selection;
+mod settings;
 mod status;
 mod stop;
 mod sysroot;
@@ -49,8 +50,9 @@ enum Command {
     #[command(hide = true)]
     Generate(generate::GenerateArgs),
     #[command(hide = true)]
-    KeepHugePages(huge_pages::KeeperArgs),
+    KeepSettings(settings::KeeperArgs),
     Move(Box<migrate::MoveArgs>),
+    Restore(restore::RestoreArgs),
     Run(Box<run::RunArgs>),
     Status(status::StatusArgs),
     Topology(topology::TopologyArgs),
@@ -66,9 +68,13 @@ const SIGNALLED: u8 = 128;
 
 fn main() -> ExitCode {
     let command = run::parse::<Cli>().command;
-    // `run` changes nothing but itself, and waits for nobody.
-    if !matches!(command, Command::KeepHugePages(_) | Command::Churn(_) | Command::Run(_)) {
-        huge_pages::settle();
+    // These settle themselves, or change nothing and wait for nobody.
+    let is_apart = matches!(
+        command,
+        Command::Churn(_) | Command::KeepSettings(_) | Command::Restore(_) | Command::Run(_)
+    );
+    if !is_apart {
+        settings::settle();
     }
     let result = match command {
         Command::Bench(args) => bench::run(&args),
@@ -79,8 +85,9 @@ fn main() -> ExitCode {
             Err(stop) => Err(stop),
         },
         Command::Generate(args) => generate::run(&args, Cli::command()),
-        Command::KeepHugePages(args) => huge_pages::keep(&args),
+        Command::KeepSettings(args) => settings::keep(&args),
         Command::Move(args) => migrate::run(&args),
+        Command::Restore(args) => restore::run(&args),
         Command::Run(args) => return run::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Topology(args) => topology::run(&args),

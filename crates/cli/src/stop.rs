@@ -33,6 +33,12 @@ impl From<pageleap_measure::Error> for Stop {
     }
 }
 
+impl From<pageleap_settings::Error> for Stop {
+    fn from(error: pageleap_settings::Error) -> Stop {
+        if error.is_usage() { Stop::Refused(error.into()) } else { Stop::Failed(error.into()) }
+    }
+}
+
 /// Why a command refuses to start.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refusal(String);

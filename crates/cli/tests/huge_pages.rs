@@ -119,44 +119,55 @@ impl Run {
 
     /// Its file in the ledger.
     fn note(&self) -> String {
-        format!("/run/pageleap/huge-pages/{}-0.run", self.child.id())
+        format!("/run/pageleap/settings/{}-0.run", self.child.id())
     }
 
     fn signal(&self, signal: i32) {
         kill(self.child.id() as i32, signal);
     }
 
-    /// Lets it print, and waits for its end.
+    /// Lets it print, and waits for its end and for that of its keeper, which would settle for the
+    /// next run, too.
     fn end(mut self) -> Output {
+        let keepers = self.keepers();
         let reader = std::thread::spawn(move || self.printed.read_to_end(&mut Vec::new()));
         let output = self.child.wait_with_output().unwrap();
         reader.join().unwrap().unwrap();
+        wait_until("its keeper ends", || keepers.iter().all(|keeper| has_ended(*keeper)));
         output
     }
 
-    /// Ends it and its keeper at once: nobody is left to put the pages back.
-    fn kill_all(self) {
-        let note = self.note();
+    /// The processes that wait for its end.
+    fn keepers(&self) -> Vec<i32> {
+        let pid = format!("\0{}\0", self.child.id());
         let is_keeper = |arguments: &Vec<u8>| {
             let arguments = String::from_utf8_lossy(arguments);
-            arguments.contains("keep-huge-pages") && arguments.contains(&note)
+            arguments.contains("keep-settings") && arguments.contains(&pid)
         };
-        let keepers: Vec<i32> = fs::read_dir("/proc")
+        fs::read_dir("/proc")
             .unwrap()
             .flatten()
             .filter(|entry| fs::read(entry.path().join("cmdline")).is_ok_and(|a| is_keeper(&a)))
             .map(|entry| entry.file_name().to_str().unwrap().parse().unwrap())
-            .collect();
-        assert_eq!(keepers.len(), 1, "one keeper waits for {note}");
+            .collect()
+    }
+
+    /// Ends it and its keeper at once: nobody is left to put the pages back.
+    fn kill_all(self) {
+        let keepers = self.keepers();
+        assert_eq!(keepers.len(), 1, "one keeper waits for {}", self.child.id());
         kill(keepers[0], libc::SIGKILL);
-        // It is a child of the run, which waits for no child: what is left of it is a zombie.
-        wait_until("the keeper ends", || {
-            let status = fs::read_to_string(format!("/proc/{}/statm", keepers[0]));
-            status.is_ok_and(|text| text.starts_with("0 "))
-        });
+        wait_until("the keeper ends", || has_ended(keepers[0]));
         self.signal(libc::SIGKILL);
         self.end();
     }
+}
+
+/// Whether a keeper has ended. Init waits for it, or nobody does, and a zombie is left.
+fn has_ended(keeper: i32) -> bool {
+    let memory = fs::read_to_string(format!("/proc/{keeper}/statm"));
+    memory.is_ok_and(|text| text.starts_with("0 "))
+        || !fs::exists(format!("/proc/{keeper}")).unwrap()
 }
 
 fn kill(process: i32, signal: i32) {

@@ -330,7 +330,16 @@ mod tests {
                 "crates/cli/tests",
                 [
                     &COMMAND_TEST_BINARIES[..],
-                    &["bench", "export", "huge_pages", "place", "run", "status", "topology"],
+                    &[
+                        "allocators",
+                        "bench",
+                        "export",
+                        "huge_pages",
+                        "place",
+                        "restore",
+                        "status",
+                        "topology",
+                    ],
                 ]
                 .concat(),
             ),

@@ -7,12 +7,12 @@ use std::thread::available_parallelism;
 use pageleap::observe::{self, MappedPages};
 use pageleap::{Job, Migration, NodeId, PageRun, Pool, Region};
 use pageleap_measure::memcpy::Target;
+use pageleap_settings::BorrowedPages;
 
 use super::super::args::DemoArgs;
 use super::{Home, MOST_THREADS, NodePages, Way, Wishes};
-use crate::huge_pages::Reserved;
-use crate::progress;
 use crate::stop::Stop;
+use crate::{progress, settings};
 
 /// The region and its pools.
 ///
@@ -25,7 +25,7 @@ pub struct Pools {
     source: Pool,
     /// The pool to leap to. It is as large as the region.
     destination: Pool,
-    _reserved: Option<Reserved>,
+    _reserved: Option<BorrowedPages>,
 }
 
 impl Pools {
@@ -58,14 +58,14 @@ fn reserve_huge_pages(
     args: &DemoArgs,
     bytes: usize,
     [from, to]: [u32; 2],
-) -> Result<Option<Reserved>, Stop> {
+) -> Result<Option<BorrowedPages>, Stop> {
     if !args.reserve_huge_pages {
         return Ok(None);
     }
     let pages = (bytes / args.page_size.bytes()) as u64;
     let demands =
         if from == to { vec![(from, 2 * pages)] } else { vec![(from, pages), (to, pages)] };
-    Reserved::add(args.page_size, &demands).map(Some).or_else(|stop| {
+    settings::reserve_huge_pages(args.page_size, &demands).map(Some).or_else(|stop| {
         // A signal ends the call before the kernel has found all pages.
         super::super::stop_if_interrupted()?;
         Err(stop)
