@@ -58,15 +58,17 @@ impl Ledger {
     pub fn of_user() -> Ledger {
         // SAFETY: the call takes no arguments.
         let is_root = unsafe { libc::geteuid() } == 0;
-        let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !is_root);
-        let folder = own.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join(FOLDER);
+        let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let own = own.filter(|path| path.is_absolute() && !is_root);
+        let folder = own.unwrap_or_else(|| PathBuf::from("/run")).join(FOLDER);
         Ledger::at(folder, "/".into(), vec![KEEP.into()])
     }
 
     /// A ledger for a copy of a machine's files, with all of it below `root`: the notes in `run`,
     /// the settings in `sys` and `proc/sys`. Huge pages are those of this machine all the same.
     pub fn below(root: impl Into<PathBuf>) -> Ledger {
-        let root = root.into();
+        // The keeper works in another folder.
+        let root = std::path::absolute(root.into()).unwrap_or_default();
         let arguments = vec![KEEP.into(), "--sysroot".into(), root.clone().into()];
         Ledger::at(root.join("run").join(FOLDER), root, arguments)
     }
@@ -90,11 +92,12 @@ impl Ledger {
     /// until then. A user with the same wish joins the ones before it.
     ///
     /// # Errors
-    /// A wish names no setting, or a file that cannot be written. A living process needs another
-    /// value. The ledger cannot be written, or has a damaged note about the setting. The keeper
+    /// The user is the first process of a pid namespace, with which its keeper would end. A wish
+    /// names no setting, or a file that cannot be written. A living process needs another value. The ledger cannot be written, or has a damaged note about the setting. The keeper
     /// cannot be started. No setting has changed then; settings that could not be put back again
     /// are named in the error, and stay noted.
     pub fn borrow(&self, user: &User, wishes: &[Wish]) -> Result<Borrowed, Error> {
+        user.check_that_others_outlive_it()?;
         let _turn = self.folder.lock()?;
         let settled = self.settle_in_turn();
         let paths = self.values().borrow(user, wishes, || self.keeper.start(user))?;

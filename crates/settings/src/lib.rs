@@ -57,6 +57,10 @@
 //!
 //! * Containers with a `/run` of their own have a ledger of their own. Conflicts with the host's
 //!   ledger are not seen, and values are put back in the order of the ends.
+//! * When a container ends, its processes are killed, keepers too. Without a shared `/run`, nobody
+//!   knows what to put back. A user that is the container's first process is refused.
+//! * Settings that change each other (`vm.dirty_ratio` and `vm.dirty_bytes`) may refuse the value
+//!   before. They stay noted until somebody sets them by hand.
 //! * A user in a pid namespace that cannot be seen from here counts as living.
 //! * Start times are those that `/proc` shows: users, keepers and commands share a time namespace.
 //! * Settings that each namespace has for itself, such as `/proc/sys/net`, are refused.

@@ -29,7 +29,7 @@ const SHORT_PAUSE: Duration = Duration::from_millis(2);
 
 /// Why a process cannot be the user of a setting.
 #[derive(Debug, thiserror::Error)]
-#[error("process {pid} cannot be told from others: {reason}; {remedy}")]
+#[error("process {pid} cannot borrow settings: {reason}; {remedy}")]
 pub struct NoUser {
     /// The number that was asked for.
     pub pid: u32,
@@ -114,6 +114,22 @@ impl User {
     /// The name of its program when it borrowed the setting, without control characters.
     pub fn command(&self) -> &str {
         &self.command
+    }
+
+    /// Whether a keeper can see its end: with the first process of a pid namespace the kernel ends
+    /// all others.
+    pub(crate) fn check_that_others_outlive_it(&self) -> Result<(), NoUser> {
+        const FIRST: u32 = 1;
+        match self.pid {
+            FIRST => Err(NoUser {
+                pid: FIRST,
+                reason: "with the first process of a container all others end, and nobody would \
+                         put its settings back"
+                    .into(),
+                remedy: "start it below an init, such as that of docker run --init",
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Clock ticks from the boot to its start.

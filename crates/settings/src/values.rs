@@ -256,20 +256,25 @@ impl Values<'_> {
         let found = self.settings.read(&file)?;
         let value = value_of(&wish.value);
         let earlier = Note::read(&path)?;
+        // The ended ones have left a value that could not be put back; nobody needs it.
+        let living = |note: &Note| -> Vec<Use> {
+            note.users.iter().filter(|one| !one.user.has_ended()).cloned().collect()
+        };
+        let mut users = earlier.as_ref().map_or_else(Vec::new, living);
         if let Some(earlier) = &earlier
             && earlier.value != value
+            && !users.is_empty()
         {
-            return Err(conflict(earlier, &value));
+            return Err(conflict(&Note { users, ..earlier.clone() }, &value));
         }
         if found != value {
             self.settings.check_writable(&file)?;
         }
         // If somebody has written another value since, that value is what comes back in the end.
         let before = match &earlier {
-            Some(earlier) if found == value => earlier.before.clone(),
+            Some(earlier) if found == earlier.value => earlier.before.clone(),
             _ => found.clone(),
         };
-        let mut users = earlier.as_ref().map_or_else(Vec::new, |note| note.users.clone());
         if !users.iter().any(|one| one.user.is_same_process(user)) {
             users.push(Use { user: user.clone(), why: wish.why.clone() });
         }

@@ -373,3 +373,25 @@ fn a_setting_that_cannot_be_put_back_stays_noted() {
     assert_eq!(machine.settle().len(), 1);
     machine.is_as_before();
 }
+
+#[test]
+fn a_value_that_could_not_be_put_back_binds_nobody() {
+    let machine = Machine::new("binds-nobody");
+    let (first, second) = (Sleeper::new(), Sleeper::new());
+    machine.borrow(&first, BALANCING, "0").unwrap();
+    // The file never reads like this, as if the kernel refused the value.
+    machine.edit(|note| note.replace("\"before\":\"1\"", "\"before\":\"[[1]]\""));
+    drop(first);
+    assert!(machine.settle()[0].contains("could not be put back"));
+    machine.borrow(&second, BALANCING, "2").unwrap();
+    assert_eq!(machine.value(BALANCING), "2");
+}
+
+#[test]
+fn the_first_process_of_a_container_has_no_keeper() {
+    let machine = Machine::new("first-process");
+    let wish = Wish::new(THP, "never", "a test");
+    let error = machine.ledger.borrow(&User::of(1).unwrap(), &[wish]).unwrap_err();
+    assert!(error.to_string().contains("docker run --init"), "{error}");
+    machine.is_as_before();
+}
