@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use pageleap_measure::export::Format;
 use pageleap_settings::{Entry, Life, Listed, Settled, UserEntry};
 use serde::Serialize;
 
@@ -73,11 +74,11 @@ pub fn run(args: &RestoreArgs) -> Result<(), Stop> {
     let ledger = settings::ledger(args.sysroot.as_ref());
     let settled = if args.list { Vec::new() } else { ledger.restore(args.force)? };
     let outcome = Outcome { settled, listed: ledger.list()? };
-    let shown = |json: bool| match json {
-        true => object(&outcome),
-        false => Ok(text(&outcome)),
+    let shown = |format| match format {
+        Format::Json => object(&outcome),
+        Format::Text { .. } => Ok(text(&outcome)),
     };
-    let printed = shown(args.json).and_then(|text| output::write(&text));
+    let printed = shown(output::format(args.json)).and_then(|text| output::write(&text));
     exports.write(printed, shown)?;
     let stay = outcome.settled.iter().filter(|one| !one.is_settled()).count();
     match stay + outcome.listed.damaged.len() {
