@@ -7,20 +7,35 @@ use pageleap::topology::SysFiles;
 /// The cores of these CPUs, in ascending order of their first CPU, each with its CPUs in ascending
 /// order. A CPU whose siblings the kernel does not tell is a core of its own.
 pub fn cores_of(cpus: &[usize], files: &SysFiles) -> Vec<Vec<usize>> {
-    let mut cores: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    let mut cores: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     let mut cpus = cpus.to_vec();
     cpus.sort_unstable();
     cpus.dedup();
     for cpu in cpus {
-        let file = format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-        // The list itself names the core: it is the same for all of its CPUs.
-        let siblings = files.text(&file).map(|text| text.trim().to_owned());
-        let core = siblings.ok().filter(|list| !list.is_empty());
-        cores.entry(core.unwrap_or_else(|| format!("{cpu} alone"))).or_default().push(cpu);
+        // The first of its CPUs names a core, whether that one may be used or not.
+        let first = siblings(files, cpu).into_iter().min().unwrap_or(cpu);
+        cores.entry(first).or_default().push(cpu);
     }
     let mut cores: Vec<Vec<usize>> = cores.into_values().collect();
     cores.sort_unstable();
     cores
+}
+
+/// The hyper-threads of a CPU's core, itself among them. None are known where the kernel does not
+/// say.
+pub(crate) fn siblings(files: &SysFiles, cpu: usize) -> Vec<usize> {
+    let path = format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    let text = files.text_if_there(&path).ok().flatten().unwrap_or_default();
+    let mut ids = Vec::new();
+    for range in text.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else {
+            return Vec::new();
+        };
+        // No core has so many.
+        ids.extend((first..=last).take(1024));
+    }
+    ids
 }
 
 #[cfg(test)]

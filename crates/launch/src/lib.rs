@@ -76,7 +76,7 @@ pub use huge_pages::{HugePages, ask_for_huge_pages};
 pub use library::{for_openmp, preloaded};
 pub use load::{NodeLoad, Snapshot};
 pub use parent::{Outcome, Parent};
-pub use place::{Placement, places};
+pub use place::{Placement, places, places_by_growth};
 pub use policy::{MemoryPolicy, Mode};
 pub use poller::{HostTasks, Poller, Tasks};
 pub use program::Program;

@@ -25,13 +25,15 @@ const LD_PRELOAD: &str = "LD_PRELOAD";
 /// What separates the paths of that list. A path with one of them cannot be in it.
 const SEPARATORS: [u8; 2] = *b": ";
 
-/// Changes of the environment by which threads of a program come to these places, or to none. The
-/// file of the library is written if it is not there.
+/// Changes of the environment by which threads of a program come to these places, or to none. `home`
+/// has the CPUs on which the program starts, if these are not all places. The file of the library is
+/// written if it is not there.
 ///
 /// # Errors
 /// [`Error::Library`] if no folder can have the file.
 pub fn preloaded(
     places: Option<&[usize]>,
+    home: Option<&[usize]>,
     inherited: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(OsString, Option<OsString>)>, Error> {
     let Some(places) = places else { return Ok(without(&inherited)) };
@@ -41,6 +43,10 @@ pub fn preloaded(
         (LD_PRELOAD.into(), Some(preload(&before, Some(&path)))),
         (place::PLACES.into(), Some(place::list(places).into())),
     ];
+    // A home of an outer command does not count.
+    if home.is_some() || inherited(place::HOME).is_some() {
+        changes.push((place::HOME.into(), home.map(|cpus| place::list(cpus).into())));
+    }
     changes.extend(place::openmp(Some(places), &inherited));
     Ok(changes)
 }
@@ -53,6 +59,7 @@ fn without(inherited: &impl Fn(&str) -> Option<OsString>) -> Vec<(OsString, Opti
     let before = inherited(LD_PRELOAD).unwrap_or_default();
     let after = Some(preload(&before, None)).filter(|after| !after.is_empty());
     let mut changes = vec![(LD_PRELOAD.into(), after), (place::PLACES.into(), None)];
+    changes.extend(inherited(place::HOME).map(|_| (place::HOME.into(), None)));
     changes.extend(place::openmp(None, inherited));
     changes
 }
@@ -302,14 +309,15 @@ mod tests {
                 names.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).into())
             }
         };
-        assert_eq!(preloaded(None, known(&[("LD_PRELOAD", "/a.so")])), Ok(Vec::new()));
+        assert_eq!(preloaded(None, None, known(&[("LD_PRELOAD", "/a.so")])), Ok(Vec::new()));
         let outer = known(&[
             ("PAGELEAP_PLACES", "1,0"),
+            ("PAGELEAP_HOME", "1"),
             ("LD_PRELOAD", "/x/libpageleap-place-2.so"),
             ("OMP_PLACES", "{1},{0}"),
             ("OMP_PROC_BIND", "close"),
         ]);
-        let undone = preloaded(None, outer).unwrap();
-        assert!(undone.iter().all(|(_, value)| value.is_none()) && undone.len() == 4, "{undone:?}");
+        let undone = preloaded(None, None, outer).unwrap();
+        assert!(undone.iter().all(|(_, value)| value.is_none()) && undone.len() == 5, "{undone:?}");
     }
 }

@@ -20,8 +20,12 @@ use std::ffi::OsString;
 use pageleap::NodeId;
 use pageleap::topology::{SysFiles, Topology};
 
+use crate::cores::siblings;
+
 /// The environment variable with the places of a program.
 pub(crate) const PLACES: &str = "PAGELEAP_PLACES";
+/// The environment variable with the CPUs on which a program with a home starts.
+pub(crate) const HOME: &str = "PAGELEAP_HOME";
 /// The variables of OpenMP's runtimes for the list of places, and for how threads come to them.
 pub(crate) const OMP_PLACES: &str = "OMP_PLACES";
 pub(crate) const OMP_PROC_BIND: &str = "OMP_PROC_BIND";
@@ -57,6 +61,27 @@ pub fn places(
         Placement::Dense => ranked.into_iter().flatten().map(|(_, cpu)| cpu).collect(),
         Placement::Sparse => in_turn(&ranked),
     }
+}
+
+/// The order of places for a program with a home: the cores of these nodes in order, and after all of
+/// them the sibling hyper-threads in the same order. CPUs of other nodes are no places.
+pub fn places_by_growth(
+    nodes: &[NodeId],
+    topology: &Topology,
+    files: &SysFiles,
+    cpus: &[usize],
+) -> Vec<usize> {
+    let mut left: BTreeSet<usize> = cpus.iter().copied().collect();
+    let mut places: Vec<(usize, usize)> = Vec::new();
+    for node in nodes {
+        let known = topology.nodes().iter().find(|known| known.id == *node);
+        let of_node = known.into_iter().flat_map(|node| node.cpus.iter().copied());
+        let own: Vec<usize> = of_node.filter(|cpu| left.remove(cpu)).collect();
+        places.extend(ranked(&own, |cpu| siblings(files, cpu)));
+    }
+    // A stable sort by the rank alone keeps the order of nodes.
+    places.sort_by_key(|(rank, _)| *rank);
+    places.into_iter().map(|(_, cpu)| cpu).collect()
 }
 
 /// CPUs of each node that has some of these, in the order of nodes: the first one, and then by the
@@ -104,23 +129,6 @@ fn in_turn(nodes: &[Vec<(usize, usize)>]) -> Vec<usize> {
     }
     turns.sort_unstable();
     turns.into_iter().map(|(.., cpu)| cpu).collect()
-}
-
-/// The hyper-threads of a CPU's core, itself among them. None are known where the kernel does not
-/// say.
-fn siblings(files: &SysFiles, cpu: usize) -> Vec<usize> {
-    let path = format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-    let text = files.text_if_there(&path).ok().flatten().unwrap_or_default();
-    let mut ids = Vec::new();
-    for range in text.trim().split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else {
-            return Vec::new();
-        };
-        // No core has so many.
-        ids.extend((first..=last).take(1024));
-    }
-    ids
 }
 
 /// The value of [`PLACES`].

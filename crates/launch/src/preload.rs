@@ -16,6 +16,9 @@
 //! *Places* are CPUs in an order that the launcher has chosen ([`VARIABLE`]). Among equal counts the
 //! first place wins, so the order is the order in which a program's threads come to CPUs.
 //!
+//! **A home** ([`HOME`]) is the part of the places on which the program starts. Its threads come to the
+//! places all the same, whose order begins with the home's.
+//!
 //! **Whose choice stands.** A thread is pinned once, before its function runs; what it sets later
 //! counts. A thread is left alone if its attributes have an affinity, or if its creator's affinity
 //! is neither what the launcher has set nor the pin of this library: then the program, or a tool
@@ -47,6 +50,9 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// The environment variable with the CPUs in the order of places: `0,4,1,5`.
 const VARIABLE: &CStr = c"PAGELEAP_PLACES";
+/// The environment variable with the CPUs on which the program starts, if these are fewer than the
+/// places: those of its home.
+const HOME: &CStr = c"PAGELEAP_HOME";
 /// The most CPUs that Linux knows on most architectures (`CONFIG_NR_CPUS`).
 const MOST_CPUS: usize = 8192;
 const BITS: usize = c_ulong::BITS as usize;
@@ -69,6 +75,8 @@ struct Places {
     number: AtomicUsize,
     cpus: [AtomicU32; MOST_CPUS],
     living: [AtomicU32; MOST_CPUS],
+    /// The CPUs of the home; none if the program starts on all places.
+    home: [AtomicUsize; WORDS],
 }
 
 impl Places {
@@ -77,6 +85,7 @@ impl Places {
             number: AtomicUsize::new(0),
             cpus: [const { AtomicU32::new(0) }; MOST_CPUS],
             living: [const { AtomicU32::new(0) }; MOST_CPUS],
+            home: [const { AtomicUsize::new(0) }; WORDS],
         }
     }
 
@@ -89,6 +98,18 @@ impl Places {
             number += 1;
         }
         self.number.store(number, Relaxed);
+    }
+
+    /// Takes the CPUs of the home from a text. A text that is no list of CPUs has none.
+    fn fill_home(&self, text: &[u8]) {
+        let mut mask = [0; WORDS];
+        for word in text.split(|byte| *byte == b',') {
+            let Some(cpu) = decimal(word) else { return };
+            add(&mut mask, cpu as usize);
+        }
+        for (home, word) in self.home.iter().zip(mask) {
+            home.store(word as usize, Relaxed);
+        }
     }
 
     fn number(&self) -> usize {
@@ -137,9 +158,18 @@ impl Places {
         }
     }
 
-    /// The CPUs of all places.
+    /// The CPUs on which the program starts, and its child processes: those of its home, or of all
+    /// places.
     fn mask(&self) -> Mask {
         let mut mask = [0; WORDS];
+        let mut has_home = false;
+        for (word, home) in mask.iter_mut().zip(&self.home) {
+            *word = home.load(Relaxed) as c_ulong;
+            has_home |= *word != 0;
+        }
+        if has_home {
+            return mask;
+        }
         for place in 0..self.number() {
             self.cpu(place).into_iter().for_each(|cpu| add(&mut mask, cpu));
         }
@@ -275,13 +305,11 @@ extern "C" fn prepare() {
     }
     // SAFETY: the name ends with zero, and the value too, if there is one. No thread changes the
     // environment meanwhile, because there is only one.
-    let text = unsafe {
-        let value = getenv(VARIABLE.as_ptr());
-        if value.is_null() {
-            return;
-        }
-        CStr::from_ptr(value).to_bytes()
+    let value = |name: &CStr| unsafe {
+        let value = getenv(name.as_ptr());
+        if value.is_null() { None } else { Some(CStr::from_ptr(value).to_bytes()) }
     };
+    let Some(text) = value(VARIABLE) else { return };
     find_all();
     let mut key = 0;
     // SAFETY: the call writes the key; the destructor is a function of this library, which is never
@@ -289,6 +317,7 @@ extern "C" fn prepare() {
     let made = key_create().map(|create| unsafe { create(&raw mut key, ended) });
     if made == Some(0) {
         KEY.store(key, Relaxed);
+        value(HOME).into_iter().for_each(|home| PLACES.fill_home(home));
         PLACES.fill(text);
     }
     let handler: Option<Handler> = Some(forked);
@@ -498,7 +527,7 @@ unsafe fn created(
     }
 }
 
-/// Tells the calling thread all places, if it has the pin of this library.
+/// Tells the calling thread the CPUs on which the program has started, if it has the pin of this library.
 ///
 /// # Safety
 /// The memory has `bytes` bytes, which the kernel has written.
@@ -511,7 +540,7 @@ unsafe fn tell_all(bytes: usize, memory: *mut c_ulong) {
     }
 }
 
-/// The CPUs of a thread; those of all places for a pinned thread that asks about itself.
+/// The CPUs of a thread; those of the program's start for a pinned thread that asks about itself.
 ///
 /// # Safety
 /// As `sched_getaffinity(2)` of the C library.
@@ -688,6 +717,19 @@ mod tests {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         let living: Vec<u32> = (0..3).map(|place| PLACES.living[place].load(Relaxed)).collect();
         assert_eq!(living.iter().sum::<u32>(), 1200);
+    }
+
+    #[test]
+    fn a_program_with_a_home_starts_there() {
+        let with = |home: &str| {
+            let places = places("0,1,2,3");
+            places.fill_home(home.as_bytes());
+            places.mask()[0]
+        };
+        assert_eq!(with("1,3"), 0b1010);
+        for wrong in ["", "1,x", "1-3"] {
+            assert_eq!(with(wrong), 0b1111, "{wrong}");
+        }
     }
 
     #[test]

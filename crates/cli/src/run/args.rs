@@ -7,6 +7,9 @@ use clap::builder::ValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum, ValueHint};
 
+use super::alloc::Alloc;
+use crate::bytes;
+
 /// Start a program with a memory policy, on CPUs, and with settings of its own.
 ///
 /// The letters are those of numactl, and mean the same; options end at the first word that is none.
@@ -76,6 +79,27 @@ pub struct RunArgs {
     #[arg(long, value_name = "sparse|dense|none", hide_possible_values = true)]
     pub place: Option<Place>,
 
+    /// Start on one node and grow from there: auto is the node whose CPUs move the fewest bytes
+    /// (where resctrl tells them), then the one with the most idle cores. New threads come to the
+    /// cores of the home, then to those of the nearest node, and to sibling hyper-threads last
+    #[arg(long, value_name = "auto|NODE", conflicts_with_all = ["cpunodebind", "physcpubind"])]
+    pub home: Option<String>,
+
+    /// With --home auto: bytes of memory that the program needs, such as 64g; nodes on which fewer
+    /// are free are passed over
+    #[arg(long, value_name = "BYTES", requires = "home", value_parser = bytes::region_size)]
+    pub size: Option<u64>,
+
+    /// Set --thp and --balancing for the whole machine instead of the program, until it has ended
+    /// (root); `pageleap restore` puts back what a killed command has left
+    #[arg(long)]
+    pub system: bool,
+
+    /// Allocator in the place of the C library's malloc: glibc, jemalloc, tcmalloc, mimalloc,
+    /// tbbmalloc, or the path of a library (LD_PRELOAD)
+    #[arg(long, value_name = "ALLOCATOR")]
+    pub alloc: Option<Alloc>,
+
     /// Refuse where the kernel or a container refuses a setting, or drops a node or a CPU
     #[arg(long)]
     pub no_fallback: bool,
@@ -115,6 +139,9 @@ Examples:
   pageleap run -m 0-1 -b ./query               node 0 or 1, as the kernel sees fit
   pageleap run --thp off --balancing off ./q   neither huge pages nor moved pages
   pageleap run --place sparse -i all ./query   each thread on a CPU, its memory everywhere
+  pageleap run --system --thp off ./query      no huge pages on the whole machine meanwhile
+  pageleap run --home auto --size 8g ./query   on the node that has the most to spare
+  pageleap run --alloc jemalloc ./query        another malloc
   pageleap run --dry-run -w all ./query        what would be set here";
 
 impl RunArgs {
@@ -130,7 +157,7 @@ impl RunArgs {
             &self.physcpubind,
         ];
         let is_placed = matches!(self.place, Some(Place::Sparse | Place::Dense));
-        is_placed || named.into_iter().any(Option::is_some)
+        is_placed || self.home.is_some() || named.into_iter().any(Option::is_some)
     }
 }
 

@@ -23,6 +23,8 @@ struct JsonRun<'a> {
     thp_disabled: Option<bool>,
     /// The CPUs in the order in which threads come to them; null if threads are not placed.
     places: Option<&'a [usize]>,
+    /// Settings of the whole machine that are borrowed until the program has ended, with their values.
+    system: BTreeMap<&'a str, &'a str>,
     /// Environment variables that change, with their new values.
     environment: BTreeMap<String, Option<String>>,
     /// A sentence for each setting that is not as it was asked for, or has no effect.
@@ -60,6 +62,7 @@ pub fn json(applied: &Applied, plan: &Plan) -> anyhow::Result<String> {
         cpus: cpus.as_deref(),
         thp_disabled: *is_thp_disabled,
         places: Some(&plan.placed.places[..]).filter(|places| !places.is_empty()),
+        system: plan.system.iter().copied().collect(),
         environment: plan
             .environment
             .iter()
@@ -85,6 +88,9 @@ fn lines(applied: &Applied, plan: &Plan) -> Vec<String> {
     }
     if applied.settings.memory.as_ref().is_some_and(|policy| policy.mode == Mode::Default) {
         lines.push("# before: set_mempolicy(MPOL_DEFAULT)".to_owned());
+    }
+    for (file, value) in &plan.system {
+        lines.push(format!("echo {value} > {file}   # until it has ended"));
     }
     if plan.placed.poller.is_some() {
         lines.push(

@@ -8,10 +8,13 @@
 //!
 //! Nothing is changed but this process, so nothing has to be put back.
 
+mod alloc;
 mod args;
 mod dry;
+mod home;
 mod place;
 mod spelling;
+mod system;
 mod watch;
 mod words;
 
@@ -21,10 +24,10 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use clap::{CommandFactory, Parser};
 use pageleap::NodeId;
-use pageleap::topology::{SysFiles, Topology};
+use pageleap::topology::{SysFiles, Topology, escaped};
 use pageleap_launch::{
-    Applied, Error, MemoryPolicy, Mode, Program, Settings, ThisThread, apply, ask_for_huge_pages,
-    balance, node_of_device,
+    Applied, Error, Home, MemoryPolicy, Mode, Program, Settings, ThisThread, apply,
+    ask_for_huge_pages, balance, node_of_device,
 };
 
 pub use args::RunArgs;
@@ -101,6 +104,10 @@ pub struct Plan {
     told: Option<String>,
     /// How its threads come to CPUs.
     placed: Placed,
+    /// The node on which it starts, and those over which it grows.
+    home: Option<Home>,
+    /// Settings of the whole machine, with their values.
+    system: Vec<(&'static str, &'static str)>,
     command: Vec<OsString>,
 }
 
@@ -124,23 +131,31 @@ fn start(args: &RunArgs) -> Result<ExitCode, Unstarted> {
     let program = Program::find(name.clone(), arguments.to_vec());
     let program = if args.dry_run { program.ok() } else { Some(program.map_err(launch)?) };
     let words = Words::open(args.report_file.as_deref())?;
+    let name = escaped(&name.to_string_lossy());
+    let wishes = if args.dry_run { &[] } else { &plan.system[..] };
+    let borrowed = system::borrow(wishes, &name, &words)?;
     let topology = topology.as_ref();
     let applied =
         apply(&plan.settings, topology, &mut ThisThread, args.no_fallback).map_err(launch)?;
-    plan.place(Placed::of(args, topology, &files, program.as_ref())?);
+    plan.preload(args, program.as_ref())?;
+    let placed = Placed::of(&plan, args, topology, &files, program.as_ref())?;
+    plan.place(placed);
     let said = plan.told.iter().chain(&plan.notes).chain(&applied.notes);
     said.for_each(|line| words.say(line));
     match program {
         Some(program) if !args.dry_run => {
             let poller = plan.placed.poller.take();
-            if !args.verbose && poller.is_none() {
+            if !args.verbose && poller.is_none() && borrowed.is_none() {
                 return Err(launch(program.exec(&plan.environment)));
             }
             if args.verbose {
                 told(&applied, &plan).iter().for_each(|line| words.say(line));
             }
             let watch = watch::Watch::new(&words, args.verbose, poller);
-            watch.run(&program, &plan.environment).map_err(launch)
+            let outcome = watch.run(&program, &plan.environment).map_err(launch)?;
+            // Before this process ends, perhaps by the program's signal.
+            drop(borrowed);
+            Ok(ExitCode::from(outcome.repeat()))
         }
         _ => {
             output::write(&match args.json {
@@ -163,6 +178,10 @@ fn told(applied: &Applied, plan: &Plan) -> Vec<String> {
         true => "transparent huge pages: off".to_owned(),
         false => "transparent huge pages: as the system's setting is".to_owned(),
     }));
+    if let Some(home) = &plan.home {
+        lines.extend(home.passed_over.iter().cloned());
+        lines.push(home.reason.clone());
+    }
     lines.extend(plan.placed.told());
     lines
 }
@@ -179,24 +198,33 @@ impl Plan {
             notes: Vec::new(),
             told: None,
             placed: Placed::default(),
+            home: None,
+            system: system::wishes(args)?,
             command: args.command.clone(),
         };
         if let Some(topology) = topology {
             let named = Named { args, topology, files };
             plan.settings.memory = named.policy()?;
             plan.settings.cpus = named.cpus()?;
+            plan.home = home::of(args, topology, files)?;
+            let on_home = plan.home.as_ref().map(|home| home::cpus(home, topology));
+            plan.settings.cpus = plan.settings.cpus.or(on_home);
         }
         if args.localalloc {
             plan.settings.memory = Some(MemoryPolicy::new(Mode::Local, Vec::new()));
         }
-        if let Some(switch) = args.balancing {
+        // What is off for the whole machine needs no setting of the program.
+        let is_off = |switch| args.system && switch == Switch::Off;
+        if let Some(switch) = args.balancing.filter(|switch| !is_off(*switch)) {
             let asked = plan.settings.memory.take();
             let (policy, note) = balance(asked, switch == Switch::On, files).map_err(launch)?;
             plan.settings.memory = Some(policy);
-            plan.notes.extend(note);
+            plan.notes.extend(note.filter(|_| !args.system));
         }
-        plan.settings.is_thp_disabled = args.thp.map(|switch| switch == Switch::Off);
-        if args.thp == Some(Switch::On) {
+        if let Some(switch) = args.thp.filter(|switch| !is_off(*switch)) {
+            plan.settings.is_thp_disabled = Some(switch == Switch::Off);
+        }
+        if args.thp == Some(Switch::On) && !args.system {
             let asked = ask_for_huge_pages(files, |name| std::env::var_os(name));
             plan.environment.extend(asked.environment);
             plan.told = asked.told;
@@ -205,7 +233,29 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Preloads the allocator that was asked for.
+    fn preload(&mut self, args: &RunArgs, program: Option<&Program>) -> Result<(), Unstarted> {
+        let Some(alloc) = &args.alloc else { return Ok(()) };
+        let before = self.inherited()(alloc::PRELOAD);
+        if let Some(value) = alloc::preload(alloc, before, program)? {
+            self.environment.push((alloc::PRELOAD.into(), Some(value)));
+        }
+        Ok(())
+    }
+
+    /// The environment of the program so far, by name.
+    fn inherited(&self) -> impl Fn(&str) -> Option<OsString> {
+        let changes = self.environment.clone();
+        move |name| match changes.iter().rev().find(|(changed, _)| changed == name) {
+            Some((_, value)) => value.clone(),
+            None => std::env::var_os(name),
+        }
+    }
+
     fn place(&mut self, mut placed: Placed) {
+        // A later change of a variable counts.
+        let is_changed = |name: &OsString| placed.environment.iter().any(|(new, _)| new == name);
+        self.environment.retain(|(name, _)| !is_changed(name));
         self.environment.append(&mut placed.environment);
         self.notes.append(&mut placed.notes);
         self.placed = placed;

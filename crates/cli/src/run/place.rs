@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use pageleap::topology::{SysFiles, Topology, escaped};
 use pageleap_launch::{
     Calls, HostTasks, Placement, Poller, Program, ThisThread, for_openmp, not_preloaded, places,
-    preloaded,
+    places_by_growth, preloaded,
 };
 
 use super::args::{Place, RunArgs};
-use super::{Unstarted, launch};
+use super::{Plan, Unstarted, launch};
 use crate::stop::Refusal;
 
 /// How the program's threads come to CPUs.
@@ -29,27 +29,29 @@ impl Placed {
     /// Places for the CPUs on which this process may run, as the settings have left them. Nothing is
     /// known of the program in a trial without one.
     pub fn of(
+        plan: &Plan,
         args: &RunArgs,
         topology: Option<&Topology>,
         files: &SysFiles,
         program: Option<&Program>,
     ) -> Result<Placed, Unstarted> {
-        let inherited = |name: &str| std::env::var_os(name);
-        let placement = match args.place {
-            None => return Ok(Placed::default()),
-            Some(Place::None) => {
-                let environment = preloaded(None, inherited).map_err(launch)?;
+        let inherited = &plan.inherited();
+        let placement = match (args.place, &plan.home) {
+            (None, None) => return Ok(Placed::default()),
+            (Some(Place::None), _) => {
+                let environment = preloaded(None, None, inherited).map_err(launch)?;
                 return Ok(Placed { environment, ..Placed::default() });
             }
-            Some(Place::Sparse) => Placement::Sparse,
-            Some(Place::Dense) => Placement::Dense,
+            (_, Some(_)) => None,
+            (Some(Place::Sparse), None) => Some(Placement::Sparse),
+            (Some(Place::Dense), None) => Some(Placement::Dense),
         };
         let Some(topology) = topology else { return Ok(Placed::default()) };
         let cpus = ThisThread.cpus().unwrap_or_else(|_| topology.allowed_cpus());
         // What a filter refuses here, it refuses the threads, too.
         if let Err(errno) = ThisThread.set_cpus(&cpus) {
             let why = format!(
-                "--place: sched_setaffinity: {errno}: a filter of the container refuses it; threads \
+                "--place, --home: sched_setaffinity: {errno}: a filter of the container refuses it; threads \
                  run where they would run without it"
             );
             if args.no_fallback {
@@ -57,10 +59,19 @@ impl Placed {
             }
             return Ok(Placed { notes: vec![why], ..Placed::default() });
         }
-        let places = places(placement, topology, files, &cpus);
+        let (places, home) = match (placement, &plan.home) {
+            (Some(placement), _) => (places(placement, topology, files, &cpus), None),
+            (None, home) => {
+                let nodes = home.as_ref().map_or(&[][..], |home| &home.nodes);
+                let all = topology.allowed_cpus();
+                (places_by_growth(nodes, topology, files, &all), Some(&cpus[..]))
+            }
+        };
         let mut placed = Placed::default();
         match program.and_then(|program| Some((program, not_preloaded(program.path())?))) {
-            None => placed.environment = preloaded(Some(&places), inherited).map_err(launch)?,
+            None => {
+                placed.environment = preloaded(Some(&places), home, inherited).map_err(launch)?;
+            }
             Some((program, why)) => {
                 let every = Poller::<HostTasks>::EVERY.as_millis();
                 let name = escaped(&program.path().to_string_lossy());

@@ -2,13 +2,13 @@
 //! with `--place` it pins threads of programs that preload nothing.
 
 use std::ffi::OsString;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use pageleap::process::ProcessMemory;
 use pageleap_launch::{Error, HostTasks, Outcome, Parent, Poller, Program};
 use pageleap_measure::figures::human_bytes;
 
+use super::alloc;
 use super::words::Words;
 use crate::output;
 
@@ -30,12 +30,12 @@ impl<'a> Watch<'a> {
         Watch { words, is_verbose, poller, started: Instant::now(), has_looked: !is_verbose }
     }
 
-    /// Starts the program, waits for its end, and ends as it has.
+    /// Starts the program, and waits for its end.
     pub fn run(
         mut self,
         program: &Program,
         environment: &[(OsString, Option<OsString>)],
-    ) -> Result<ExitCode, Error> {
+    ) -> Result<Outcome, Error> {
         // systemd names the process that gets its sockets (sd_listen_fds(3)).
         const FOR_PROCESS: &str = "LISTEN_PID";
         let own = std::process::id().to_string();
@@ -59,7 +59,7 @@ impl<'a> Watch<'a> {
         if self.is_verbose {
             self.words.say(&end(outcome, self.started.elapsed()));
         }
-        Ok(ExitCode::from(outcome.repeat()))
+        Ok(outcome)
     }
 
     /// Looks at the program, and returns the time until the next look.
@@ -86,6 +86,7 @@ fn look(pid: i32) -> Vec<String> {
         nodes.map(|(node, bytes)| format!("{} on {node}", human_bytes(bytes as f64))).collect();
     let nodes = if nodes.is_empty() { "no memory".to_owned() } else { nodes.join(", ") };
     let mut lines = vec![format!("after {} s: {} has {nodes}", LOOK.as_secs(), memory.name)];
+    lines.push(alloc::mapped(&memory));
     let heap = memory.mappings.iter().find(|mapping| mapping.name == "[heap]");
     if let Some(heap) = heap {
         lines.push(format!("the policy of its heap, by numa_maps: {}", heap.policy));

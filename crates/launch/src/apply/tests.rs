@@ -165,7 +165,7 @@ fn a_set_of_forbidden_ones_is_an_error_with_the_reason() {
         [policy(Mode::WeightedInterleave, &[0, 1]), policy(Mode::PreferredMany, &[1]), balanced]
     {
         for is_strict in [false, true] {
-            let error = apply(&memory(asked.clone()), &machine(), &mut kernel, is_strict);
+            let error = apply(&memory(asked.clone()), Some(&machine()), &mut kernel, is_strict);
             let error = error.unwrap_err().to_string();
             assert!(error.starts_with(&format!("set_mempolicy({asked}): EINVAL")), "{error}");
             assert!(error.contains("allowed are 0-1"), "{error}");
