@@ -337,6 +337,7 @@ mod tests {
                         "huge_pages",
                         "place",
                         "restore",
+                        "run_settings",
                         "status",
                         "topology",
                     ],

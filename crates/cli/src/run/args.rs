@@ -87,7 +87,7 @@ pub struct RunArgs {
 
     /// With --home auto: bytes of memory that the program needs, such as 64g; nodes on which fewer
     /// are free are passed over
-    #[arg(long, value_name = "BYTES", requires = "home", value_parser = bytes::region_size)]
+    #[arg(long, value_name = "BYTES", requires = "home", value_parser = bytes::parse)]
     pub size: Option<u64>,
 
     /// Set --thp and --balancing for the whole machine instead of the program, until it has ended
