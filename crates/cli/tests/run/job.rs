@@ -1,5 +1,7 @@
 //! A program under a parent that stays behind, and what became of both.
 
+#![allow(dead_code)] // each test binary uses a part of it
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{FromRawFd, OwnedFd};
