@@ -153,7 +153,7 @@ fn the_program_gets_the_allocator_that_was_named() {
         pageleap(&["--alloc", "glibc", "true"]).env("LD_PRELOAD", &library).output().unwrap();
     assert_eq!(other.status.code(), Some(125), "glibc's malloc would not be the program's");
     assert!(stderr(&other).contains("LD_PRELOAD of this shell"), "{}", stderr(&other));
-    let verbose = output(&["-v", "--alloc", &name, "sleep", "1.3"]);
+    let verbose = output(&["-v", "--alloc", &name, "sleep", "0.5"]);
     assert!(stderr(&verbose).contains(&format!("mapped: {name} (")), "{}", stderr(&verbose));
 }
 
@@ -169,6 +169,7 @@ fn programs_that_preload_nothing_get_no_allocator() {
         ("hoard", "hoard is not available"),
         ("malloc", "known are glibc, jemalloc"),
         ("/no/such/library.so", "No such file"),
+        ("/etc/passwd", "it is no library of this machine"),
     ] {
         let why = refused(&["--alloc", alloc, "true"]);
         assert!(why.contains(part), "{alloc}: {why}");

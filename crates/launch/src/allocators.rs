@@ -4,6 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -206,14 +207,26 @@ fn matching(pattern: &Path) -> Vec<PathBuf> {
 }
 
 /// The value of LD_PRELOAD with one library in front. The user's libraries are kept behind it: the
-/// loader takes each function from the first that has it.
+/// loader takes each function from the first that has it. Other allocators among them are left out,
+/// because one of them would free what another one has allocated.
 pub fn preloaded_first(library: &Path, before: Option<OsString>) -> OsString {
     let mut value = library.as_os_str().to_owned();
-    if let Some(before) = before.filter(|before| !before.is_empty()) {
+    let kept = without_allocators(before.as_deref().unwrap_or_default());
+    if !kept.is_empty() {
         value.push(":");
-        value.push(before);
+        value.push(kept);
     }
     value
+}
+
+/// A value of LD_PRELOAD without the known allocators.
+pub fn without_allocators(value: &OsStr) -> OsString {
+    let words = value.as_bytes().split(|byte| matches!(byte, b':' | b' '));
+    let is_kept = |word: &&[u8]| {
+        !word.is_empty() && Allocator::of_library(Path::new(OsStr::from_bytes(word))).is_none()
+    };
+    let kept: Vec<&[u8]> = words.filter(is_kept).collect();
+    OsString::from_vec(kept.join(&b':'))
 }
 
 #[cfg(test)]
@@ -269,6 +282,9 @@ mod tests {
         let library = Path::new("/a.so");
         assert_eq!(preloaded_first(library, None), "/a.so");
         assert_eq!(preloaded_first(library, Some("".into())), "/a.so");
-        assert_eq!(preloaded_first(library, Some("/b.so /c.so".into())), "/a.so:/b.so /c.so");
+        assert_eq!(preloaded_first(library, Some("/b.so /c.so".into())), "/a.so:/b.so:/c.so");
+        let others = "/x/libmimalloc.so.2:/b.so:libjemalloc.so.2";
+        assert_eq!(preloaded_first(library, Some(others.into())), "/a.so:/b.so");
+        assert_eq!(without_allocators("/x/libtcmalloc.so.4".as_ref()), "");
     }
 }

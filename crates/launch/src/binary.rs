@@ -76,6 +76,22 @@ fn interpreter(program: &Path) -> PathBuf {
     path
 }
 
+/// Whether a file can be a library of programs of this machine: its header is that of one.
+pub fn is_library(path: &Path) -> bool {
+    /// The kind of shared objects (`ET_DYN`), and where the header has it.
+    const SHARED: u16 = 3;
+    const KIND: std::ops::Range<usize> = 16..18;
+    let mut header = [0; HEADER];
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut header, 0));
+    let same = |bytes: std::ops::Range<usize>| header.get(bytes.clone()) == LIBRARY.get(bytes);
+    let kind = u16::from_ne_bytes([header[KIND.start], header[KIND.start + 1]]);
+    read.is_ok()
+        && header.starts_with(MAGIC)
+        && same(CLASS_AND_ORDER)
+        && same(MACHINE)
+        && kind == SHARED
+}
+
 /// The interpreter that a script names, or a shell for a file of no known format; `None` for a
 /// program.
 fn script(path: &Path) -> io::Result<Option<PathBuf>> {
@@ -179,6 +195,20 @@ mod tests {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
+    }
+
+    #[test]
+    fn a_library_has_the_header_of_one() {
+        let folder = Folder::new("libraries");
+        let library = folder.file("library.so", LIBRARY, 0o644);
+        assert!(is_library(&library));
+        let mut other = LIBRARY.to_vec();
+        other[MACHINE.start] ^= 1;
+        for (name, bytes) in [("text", &b"text"[..]), ("other", &other), ("short", &LIBRARY[..40])]
+        {
+            assert!(!is_library(&folder.file(name, bytes, 0o644)), "{name}");
+        }
+        assert!(!is_library(&folder.0) && !is_library(Path::new("/no/such/file")));
     }
 
     #[test]

@@ -63,10 +63,10 @@ mod settings;
 #[cfg(test)]
 mod trees;
 
-pub use allocators::{Allocator, NOT_AVAILABLE, preloaded_first};
+pub use allocators::{Allocator, NOT_AVAILABLE, preloaded_first, without_allocators};
 pub use apply::{Applied, apply};
 pub use balancing::balance;
-pub use binary::{NotPreloaded, not_preloaded};
+pub use binary::{NotPreloaded, is_library, not_preloaded};
 pub use calls::{Calls, ThisThread};
 pub use cores::cores_of;
 pub use devices::node_of_device;

@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use pageleap_sys::Errno;
 
@@ -96,13 +97,14 @@ struct Folder {
 }
 
 /// The folders of this user, the best one first. What root starts may change its user, so others
-/// may read root's, which lies apart from the files that only root may see.
+/// may read root's, which lies apart from the files that only root may see. XDG_RUNTIME_DIR of root
+/// may be that of the user who has become root, and does not count.
 fn folders(inherited: &impl Fn(&str) -> Option<OsString>) -> Vec<Folder> {
     // SAFETY: the call takes no pointers.
     let user = unsafe { libc::geteuid() };
     let mode = if user == 0 { 0o755 } else { 0o700 };
     let of_root = (user == 0).then(|| PathBuf::from("/run/pageleap-place"));
-    let of_login = inherited("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
+    let of_login = inherited("XDG_RUNTIME_DIR").filter(|path| user != 0 && !path.is_empty());
     let of_login = of_login.map(|path| Path::new(&path).join("pageleap"));
     let shared = ["/tmp", "/var/tmp"].map(|path| PathBuf::from(format!("{path}/pageleap-{user}")));
     let paths = of_root.into_iter().chain(of_login).chain(shared);
@@ -142,6 +144,12 @@ impl Folder {
             return Err("it is a link or a file".to_owned());
         }
         is_own(&folder)?;
+        is_safe_above(&self.path)?;
+        // Whatever the umask was when it was made.
+        if folder.mode() & 0o777 != self.mode {
+            let mode = Permissions::from_mode(self.mode);
+            fs::set_permissions(&self.path, mode).map_err(|error| shown(&error))?;
+        }
         match is_noexec(&self.path) {
             true => Err("its file system is mounted with noexec".to_owned()),
             false => Ok(()),
@@ -157,27 +165,63 @@ fn written(folder: &Path) -> Result<PathBuf, String> {
         return Ok(path);
     }
     // Another process may write it at the same time: each writes a file of its own, and then gives
-    // it the name, which replaces a whole file by a whole file.
-    let new = folder.join(format!(".{name}.{}", std::process::id()));
-    let write = || {
-        let _ = fs::remove_file(&new);
-        let mut file: File =
-            OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new)?;
+    // it the name, which replaces a whole file by a whole file. Processes of several pid namespaces
+    // may have the same number.
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
+    let new = folder.join(format!(".{name}.{}.{time}", std::process::id()));
+    let open = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new);
+    let mut file: File = open.map_err(|error| shown(&error))?;
+    let mut write = || {
         file.write_all(LIBRARY)?;
         // Whatever the umask is.
         file.set_permissions(Permissions::from_mode(0o644))?;
         fs::rename(&new, &path)
     };
-    write().map(|()| path).map_err(|error| {
+    write().map_err(|error| {
         let _ = fs::remove_file(&new);
         shown(&error)
-    })
+    })?;
+    Ok(path)
 }
 
 /// Whether the file is this library, as this user has written it.
 fn is_library(path: &Path) -> bool {
     let own = fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && is_own(&file).is_ok());
     own && fs::read(path).is_ok_and(|bytes| bytes == LIBRARY)
+}
+
+/// Whether nobody but root and this user can put another folder in the place of this one: all
+/// folders on its path are theirs, and others may not write to them, or may at least not rename what
+/// is not their own (sticky).
+fn is_safe_above(folder: &Path) -> Result<(), String> {
+    // SAFETY: the call takes no pointers.
+    let user = unsafe { libc::geteuid() };
+    let owners = [Some(0), Some(user), unmapped_owner()];
+    let real = folder.canonicalize().map_err(|error| shown(&error))?;
+    for above in real.ancestors().skip(1) {
+        let about = fs::symlink_metadata(above).map_err(|error| shown(&error))?;
+        let (owner, mode) = (about.uid(), about.mode());
+        if !owners.contains(&Some(owner)) {
+            return Err(format!("{} belongs to user {owner}", above.display()));
+        }
+        if mode & 0o022 != 0 && mode & libc::S_ISVTX == 0 {
+            return Err(format!(
+                "others may write to {} (mode {:o})",
+                above.display(),
+                mode & 0o7777
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The owner of files whose user has no number in this user namespace, such as root's outside of it;
+/// `None` outside of all user namespaces.
+fn unmapped_owner() -> Option<u32> {
+    let map = fs::read_to_string("/proc/self/uid_map").ok()?;
+    let is_whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    let owner = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
+    owner.trim().parse().ok().filter(|_| !is_whole)
 }
 
 /// Whether nobody but this user can write to it.
@@ -282,9 +326,19 @@ mod tests {
         }
         let found = file(&[folder(open), folder(root.join("own"))]).unwrap();
         assert!(found.starts_with(root.join("own")));
-        // Nobody's folder: /proc belongs to root, and to nobody else.
-        let of_root = folder("/proc".into());
-        assert!(of_root.usable().is_err() || is_own(&fs::metadata("/proc").unwrap()).is_ok());
+        // Somebody else may rename what lies in a folder that all may write to, unless it is sticky.
+        let above = root.join("above");
+        fs::create_dir(&above).unwrap();
+        for (mode, is_safe) in [(0o777, false), (0o1777, true), (0o775, false), (0o755, true)] {
+            fs::set_permissions(&above, Permissions::from_mode(mode)).unwrap();
+            let usable = folder(above.join("own")).usable();
+            assert_eq!(usable.is_ok(), is_safe, "{mode:o}: {usable:?}");
+        }
+        // A folder that a narrow umask has made is widened.
+        let narrow = Folder { path: root.join("narrow"), mode: 0o755 };
+        DirBuilder::new().mode(0o700).create(&narrow.path).unwrap();
+        narrow.usable().unwrap();
+        assert_eq!(fs::metadata(&narrow.path).unwrap().mode() & 0o777, 0o755);
         fs::remove_dir_all(root).unwrap();
     }
 

@@ -18,7 +18,7 @@
 //! * **The end.** The parent ends as the program has: with its exit status, or by the same signal.
 //!   If the parent is killed, the kernel kills the program (PR_SET_PDEATHSIG), because whoever kills
 //!   the number that the shell tells wants to end the program. That does not hold for programs that
-//!   gain privileges by execve(2), and not for the program's own children.
+//!   gain privileges by execve(2) or change their user, and not for the program's own children.
 //! * **Files.** The parent lets go of the program's files, so that the end of a pipe is the end of
 //!   the program's. It keeps standard error.
 

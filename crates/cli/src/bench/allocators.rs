@@ -6,14 +6,14 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use pageleap_launch::{Allocator, NOT_AVAILABLE, preloaded_first};
+use pageleap_launch::{Allocator, NOT_AVAILABLE, preloaded_first, without_allocators};
 use pageleap_measure::churn::{Churn, Churned};
 use pageleap_measure::document::{Body, Column, Document, Section, Table, Value, column, fact};
 use pageleap_measure::figures::three_digits;
@@ -209,9 +209,10 @@ fn measure(
     let name = candidate.allocator;
     let mut command = Command::new("/proc/self/exe");
     command.arg(CHURN).args([threads.to_string(), operations.to_string(), seed.to_string()]);
-    if let Some(library) = &candidate.library {
-        let before: Option<OsString> = std::env::var_os(PRELOAD);
-        command.env(PRELOAD, preloaded_first(library, before));
+    let before: Option<OsString> = std::env::var_os(PRELOAD);
+    match &candidate.library {
+        Some(library) => drop(command.env(PRELOAD, preloaded_first(library, before))),
+        None => drop(command.env(PRELOAD, without_allocators(&before.unwrap_or_default()))),
     }
     let output = finished(command).with_context(|| format!("the process for {name}"));
     interrupt::stop_if_received(|| "the allocators are not all measured".to_owned())?;
@@ -222,8 +223,7 @@ fn measure(
     }
     let churned: Churned = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("the process for {name} printed no result"))?;
-    let taken = Allocator::of_library(churned.allocator.as_ref()).unwrap_or(Allocator::Glibc);
-    match taken == name {
+    match is_of(&churned.allocator, candidate) {
         true => Ok(churned),
         false => Err(anyhow!(
             "malloc of the process for {name} came from {}; look at LD_PRELOAD and \
@@ -231,6 +231,16 @@ fn measure(
             churned.allocator
         )
         .into()),
+    }
+}
+
+/// Whether malloc came from the file that it should come from.
+fn is_of(file: &str, candidate: &Candidate) -> bool {
+    let name = Path::new(file).file_name().unwrap_or_default().to_string_lossy();
+    match candidate.allocator {
+        // The C library, or the loader of musl, which contains it.
+        Allocator::Glibc => ["libc.so", "libc-", "ld-musl"].iter().any(|c| name.starts_with(c)),
+        allocator => Allocator::of_library(Path::new(file)) == Some(allocator),
     }
 }
 

@@ -1,12 +1,12 @@
 //! `pageleap run --alloc`: another allocator in the place of the C library's malloc.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use pageleap::process::ProcessMemory;
 use pageleap::topology::escaped;
-use pageleap_launch::{Allocator, Program, not_preloaded, preloaded_first};
+use pageleap_launch::{Allocator, Program, is_library, not_preloaded};
 
 use super::Unstarted;
 use crate::stop::Refusal;
@@ -34,14 +34,13 @@ impl FromStr for Alloc {
     }
 }
 
-/// The new value of LD_PRELOAD, by which a program gets the allocator, if it has to change. `before`
-/// is the present value, which is kept behind it. Nothing is known of the program in a trial without
-/// one.
-pub fn preload(
+/// The library that a program is to get, if it is not the C library's own malloc. `before` is the
+/// present value of LD_PRELOAD. Nothing is known of the program in a trial without one.
+pub fn library(
     alloc: &Alloc,
     before: Option<OsString>,
     program: Option<&Program>,
-) -> Result<Option<OsString>, Unstarted> {
+) -> Result<Option<PathBuf>, Unstarted> {
     let library = match alloc {
         Alloc::Named(Allocator::Glibc) => return without(before),
         Alloc::Named(allocator) => {
@@ -61,6 +60,12 @@ pub fn preload(
         ))
         .into());
     }
+    if !is_library(&library) {
+        let shown = library.display();
+        return Err(
+            Refusal::new(format!("--alloc {shown}: it is no library of this machine")).into()
+        );
+    }
     if library.to_string_lossy().contains([':', ' ']) {
         let shown = library.display();
         return Err(Refusal::new(format!(
@@ -68,36 +73,63 @@ pub fn preload(
         ))
         .into());
     }
-    Ok(Some(preloaded_first(&library, before)))
+    Ok(Some(library))
 }
 
 /// The C library's own malloc needs nothing, unless the user preloads another one.
-fn without(before: Option<OsString>) -> Result<Option<OsString>, Unstarted> {
+fn without(before: Option<OsString>) -> Result<Option<PathBuf>, Unstarted> {
     let before = before.unwrap_or_default();
-    let before = before.to_string_lossy();
-    let other = before.split([':', ' ']).find_map(|path| Allocator::of_library(Path::new(path)));
-    match other {
+    match other_allocator(&before) {
         None => Ok(None),
         Some(other) => Err(Refusal::new(format!(
-            "--alloc glibc: LD_PRELOAD of this shell has {other} ({before}); unset it"
+            "--alloc glibc: LD_PRELOAD of this shell has {other} ({}); unset it",
+            before.to_string_lossy()
         ))
         .into()),
     }
 }
 
-/// The allocators whose libraries a running program has mapped, for `--verbose`.
-pub fn mapped(memory: &ProcessMemory) -> String {
+/// The first known allocator of a value of LD_PRELOAD.
+fn other_allocator(value: &OsStr) -> Option<Allocator> {
+    let value = value.to_string_lossy();
+    value.split([':', ' ']).find_map(|path| Allocator::of_library(Path::new(path)))
+}
+
+/// A sentence if another allocator that the user preloads gives way to this one.
+pub fn replaced(library: &Path, before: Option<&OsStr>) -> Option<String> {
+    let other = other_allocator(before?)?;
+    let is_other = Allocator::of_library(library) != Some(other);
+    is_other.then(|| {
+        format!("LD_PRELOAD of this shell has {other}, which gives way to {}", library.display())
+    })
+}
+
+/// Which allocators a running program has mapped, for `--verbose`: known ones, and the one that was
+/// asked for.
+pub fn mapped(memory: &ProcessMemory, asked: Option<&Path>) -> String {
+    // The kernel names files by their own paths, without links.
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let asked = asked.map(|path| real(path).to_string_lossy().into_owned());
     let mut found: Vec<String> = Vec::new();
     for mapping in &memory.mappings {
-        let path = Path::new(&mapping.name);
-        let Some(allocator) = Allocator::of_library(path) else { continue };
-        let line = format!("{allocator} ({})", mapping.name);
+        let name = &mapping.name;
+        let known = Allocator::of_library(Path::new(name)).map(Allocator::name);
+        let is_asked = asked.as_ref() == Some(name);
+        let Some(kind) = known.or(is_asked.then_some("the one that was asked for")) else {
+            continue;
+        };
+        let line = format!("{kind} ({name})");
         if !found.contains(&line) {
             found.push(line);
         }
     }
-    match found.is_empty() {
-        true => "the allocator is that of the program or of its C library".to_owned(),
-        false => format!("allocators that are mapped: {}", found.join(", ")),
+    let is_there = |path: &String| memory.mappings.iter().any(|mapping| mapping.name == *path);
+    match (found.is_empty(), asked.filter(|path| !is_there(path))) {
+        (_, Some(asked)) => format!(
+            "{asked} is NOT mapped, so malloc is another one: the program may have started a \
+             static one, or cleaned its environment"
+        ),
+        (true, None) => "the allocator is that of the program or of its C library".to_owned(),
+        (false, None) => format!("allocators that are mapped: {}", found.join(", ")),
     }
 }

@@ -6,7 +6,8 @@
 //! 4. Threads get places among the CPUs that are left ([`place`]).
 //! 5. This process becomes the program, or a parent of it stays behind ([`watch`]).
 //!
-//! Nothing is changed but this process, so nothing has to be put back.
+//! Nothing is changed but this process, so nothing has to be put back; with `--system` the machine
+//! is, and the ledger of settings sees to it ([`system`]).
 
 mod alloc;
 mod args;
@@ -19,6 +20,7 @@ mod watch;
 mod words;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
@@ -27,7 +29,7 @@ use pageleap::NodeId;
 use pageleap::topology::{SysFiles, Topology, escaped};
 use pageleap_launch::{
     Applied, Error, Home, MemoryPolicy, Mode, Program, Settings, ThisThread, apply,
-    ask_for_huge_pages, balance, node_of_device,
+    ask_for_huge_pages, balance, node_of_device, preloaded_first,
 };
 
 pub use args::RunArgs;
@@ -104,6 +106,8 @@ pub struct Plan {
     told: Option<String>,
     /// How its threads come to CPUs.
     placed: Placed,
+    /// The library of the allocator that was asked for.
+    library: Option<PathBuf>,
     /// The node on which it starts, and those over which it grows.
     home: Option<Home>,
     /// Settings of the whole machine, with their values.
@@ -151,7 +155,7 @@ fn start(args: &RunArgs) -> Result<ExitCode, Unstarted> {
             if args.verbose {
                 told(&applied, &plan).iter().for_each(|line| words.say(line));
             }
-            let watch = watch::Watch::new(&words, args.verbose, poller);
+            let watch = watch::Watch::new(&words, args.verbose, poller, plan.library.as_deref());
             let outcome = watch.run(&program, &plan.environment).map_err(launch)?;
             // Before this process ends, perhaps by the program's signal.
             drop(borrowed);
@@ -198,6 +202,7 @@ impl Plan {
             notes: Vec::new(),
             told: None,
             placed: Placed::default(),
+            library: None,
             home: None,
             system: system::wishes(args)?,
             command: args.command.clone(),
@@ -237,8 +242,11 @@ impl Plan {
     fn preload(&mut self, args: &RunArgs, program: Option<&Program>) -> Result<(), Unstarted> {
         let Some(alloc) = &args.alloc else { return Ok(()) };
         let before = self.inherited()(alloc::PRELOAD);
-        if let Some(value) = alloc::preload(alloc, before, program)? {
+        if let Some(library) = alloc::library(alloc, before.clone(), program)? {
+            self.notes.extend(alloc::replaced(&library, before.as_deref()));
+            let value = preloaded_first(&library, before);
             self.environment.push((alloc::PRELOAD.into(), Some(value)));
+            self.library = Some(library);
         }
         Ok(())
     }

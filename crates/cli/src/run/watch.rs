@@ -2,6 +2,7 @@
 //! with `--place` it pins threads of programs that preload nothing.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pageleap::process::ProcessMemory;
@@ -12,22 +13,33 @@ use super::alloc;
 use super::words::Words;
 use crate::output;
 
-/// When the parent looks at the program: by then most have allocated something.
-const LOOK: Duration = Duration::from_secs(1);
+/// When the parent looks at the libraries of the program: by then most have loaded them.
+const FIRST: Duration = Duration::from_millis(100);
+/// When the parent looks at its memory: by then most have allocated something.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// What the parent does while the program runs.
 pub struct Watch<'a> {
     words: &'a Words,
     is_verbose: bool,
     poller: Option<Poller<HostTasks>>,
+    /// The library of the allocator that was asked for.
+    library: Option<&'a Path>,
     started: Instant,
-    has_looked: bool,
+    /// The looks that are still to come, the last one first.
+    looks: Vec<Duration>,
 }
 
 impl<'a> Watch<'a> {
     /// A parent that speaks, pins threads, or both.
-    pub fn new(words: &'a Words, is_verbose: bool, poller: Option<Poller<HostTasks>>) -> Watch<'a> {
-        Watch { words, is_verbose, poller, started: Instant::now(), has_looked: !is_verbose }
+    pub fn new(
+        words: &'a Words,
+        is_verbose: bool,
+        poller: Option<Poller<HostTasks>>,
+        library: Option<&'a Path>,
+    ) -> Watch<'a> {
+        let looks = if is_verbose { vec![SECOND, FIRST] } else { Vec::new() };
+        Watch { words, is_verbose, poller, library, started: Instant::now(), looks }
     }
 
     /// Starts the program, and waits for its end.
@@ -64,12 +76,12 @@ impl<'a> Watch<'a> {
 
     /// Looks at the program, and returns the time until the next look.
     fn look(&mut self, pid: i32) -> Option<Duration> {
-        let until_look = LOOK.saturating_sub(self.started.elapsed());
-        if !self.has_looked && until_look.is_zero() {
-            self.has_looked = true;
-            look(pid).iter().for_each(|line| self.words.say(line));
+        let now = self.started.elapsed();
+        if let Some(at) = self.looks.pop_if(|at| *at <= now) {
+            let lines = seen(pid, at, self.library);
+            lines.iter().for_each(|line| self.words.say(line));
         }
-        let until_look = (!self.has_looked).then_some(until_look);
+        let until_look = self.looks.last().map(|at| at.saturating_sub(now));
         let Some(poller) = &mut self.poller else { return until_look };
         if let Some(line) = poller.look(pid) {
             self.words.say(&line);
@@ -78,15 +90,17 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// What the kernel tells of the program.
-fn look(pid: i32) -> Vec<String> {
+/// What the kernel tells of the program at one of the looks.
+fn seen(pid: i32, at: Duration, library: Option<&Path>) -> Vec<String> {
     let Ok(memory) = ProcessMemory::read(pid as u32) else { return Vec::new() };
+    if at == FIRST {
+        return vec![alloc::mapped(&memory, library)];
+    }
     let nodes = memory.on_nodes().into_iter();
     let nodes: Vec<String> =
         nodes.map(|(node, bytes)| format!("{} on {node}", human_bytes(bytes as f64))).collect();
     let nodes = if nodes.is_empty() { "no memory".to_owned() } else { nodes.join(", ") };
-    let mut lines = vec![format!("after {} s: {} has {nodes}", LOOK.as_secs(), memory.name)];
-    lines.push(alloc::mapped(&memory));
+    let mut lines = vec![format!("after {} s: {} has {nodes}", at.as_secs(), memory.name)];
     let heap = memory.mappings.iter().find(|mapping| mapping.name == "[heap]");
     if let Some(heap) = heap {
         lines.push(format!("the policy of its heap, by numa_maps: {}", heap.policy));
