@@ -4,6 +4,7 @@
 // `eprintln!` panics if standard error cannot be written; `output::note` does not.
 #![cfg_attr(not(test), warn(clippy::print_stderr))]
 
+mod advise;
 mod bench;
 mod bytes;
 mod demo;
@@ -42,6 +43,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Advise(advise::AdviseArgs),
     Bench(bench::BenchArgs),
     #[command(hide = true)]
     Churn(bench::ChurnArgs),
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         settings::settle();
     }
     let result = match command {
+        Command::Advise(args) => advise::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Churn(args) => bench::churn(&args),
         Command::Demo(args) => demo::run(&args),

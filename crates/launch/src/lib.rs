@@ -31,11 +31,14 @@
 //! ([`preloaded`]), or a [`Poller`] in the parent where the loader preloads nothing
 //! ([`not_preloaded`]).
 //!
+//! What to set for a program on a machine: [`advice`].
+//!
 //! Deciding is apart from doing: [`apply`] works on the trait [`Calls`], which tests implement.
 
 #![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 #![cfg(target_os = "linux")]
 
+pub mod advice;
 mod allocators;
 mod apply;
 mod balancing;

@@ -331,6 +331,7 @@ mod tests {
                 [
                     &COMMAND_TEST_BINARIES[..],
                     &[
+                        "advise",
                         "allocators",
                         "bench",
                         "export",
