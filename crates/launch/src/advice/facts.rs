@@ -199,8 +199,49 @@ fn may_set_policy(calls: &mut impl Calls) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use pageleap_sys::Errno;
+
     use super::*;
+    use crate::policy::{MemoryPolicy, Mode};
     use crate::trees::Tree;
+
+    /// A kernel that tells this policy, and takes a policy or refuses it.
+    struct Kernel(Result<Option<MemoryPolicy>, Errno>, Result<(), Errno>);
+
+    impl Calls for Kernel {
+        fn set_policy(&mut self, policy: &MemoryPolicy) -> Result<(), Errno> {
+            assert_eq!(Ok(Some(policy)), self.0.as_ref().map(Option::as_ref), "it stays as it was");
+            self.1
+        }
+
+        fn policy(&self) -> Result<Option<MemoryPolicy>, Errno> {
+            self.0.clone()
+        }
+
+        fn set_cpus(&mut self, _: &[usize]) -> Result<(), Errno> {
+            unreachable!()
+        }
+
+        fn cpus(&self) -> Result<Vec<usize>, Errno> {
+            unreachable!()
+        }
+
+        fn set_thp_disabled(&mut self, _: bool) -> Result<(), Errno> {
+            unreachable!()
+        }
+    }
+
+    #[test]
+    fn a_filter_is_found_by_setting_the_policy_that_is_set() {
+        let own = MemoryPolicy::new(Mode::Interleave, vec![NodeId(0)]);
+        let refused = Errno(libc::EPERM);
+        let may = |policy, set| may_set_policy(&mut Kernel(policy, set));
+        assert_eq!(may(Ok(Some(own.clone())), Ok(())), Some(true));
+        assert_eq!(may(Ok(Some(own)), Err(refused)), Some(false));
+        assert_eq!(may(Err(refused), Ok(())), Some(false));
+        // A policy that could not be set again is left alone.
+        assert_eq!(may(Ok(None), Ok(())), None);
+    }
 
     #[test]
     fn releases_are_compared_by_number() {
