@@ -37,6 +37,14 @@ pub fn of(
     };
     let loads = before.loads_since(&before, topology, files);
     let nodes = growth(topology, &loads, node);
+    // Nodes without CPUs for this process have no load, and the program does not grow over them.
+    if nodes.first() != Some(&node) {
+        let why = format!(
+            "--home {text}: {node} has no CPU on which this process may run; name another node, or \
+             widen the affinity or the cpuset"
+        );
+        return Err(Refusal::new(why).into());
+    }
     let reason = format!("the home is {node}, as it was asked for");
     Ok(Some(Home { nodes, reason, passed_over: Vec::new() }))
 }
