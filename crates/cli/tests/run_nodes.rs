@@ -513,10 +513,8 @@ fn nodes_outside_of_the_cpuset_are_named() {
         for strict in [&[][..], &["--no-fallback"]] {
             let error = refused(inside(&[strict, &["-a", flag, &far]].concat()));
             assert!(error.contains(&format!("({mode} of node {far}): EINVAL (")), "{error}");
-            assert!(
-                error.contains(&format!("allowed are {may}; name other nodes, or widen")),
-                "{error}"
-            );
+            assert!(error.contains(&format!("allowed are {may}; ")), "{error}");
+            assert!(error.contains("name other nodes, or widen cpuset.mems"), "{error}");
         }
     }
     let (seen_all, said) = seen(inside(&["-i", "all"]));
@@ -533,7 +531,9 @@ fn nodes_outside_of_the_cpuset_are_named() {
         assert!(error.contains(&format!("dropped the nodes {far}")), "{error}");
     }
     // Its CPUs are not forbidden, but its memory is.
-    let (seen, said) = seen(inside(&["-N", &far]));
+    let error = refused(inside(&["-N", &far]));
+    assert!(error.contains(&format!("node {far} is outside the cpuset")), "{error}");
+    let (seen, said) = seen(inside(&["-a", "-N", &far]));
     assert_eq!(said, "");
     row("-N", "default", Where::Among(allowed), cpus_of(machine.far)).check(&seen);
 }
@@ -556,7 +556,7 @@ fn cpus_outside_of_the_cpuset_are_named() {
         command
     };
     for (flags, part) in [
-        (["-N", far.as_str()], format!("node {far} has no CPU on which this process may run")),
+        (["-N", far.as_str()], format!("node {far} is outside the cpuset")),
         (["-C", cpu.as_str()], format!("CPU {cpu} is outside the cpuset")),
     ] {
         let error = refused(inside(&flags));
