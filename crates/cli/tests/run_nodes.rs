@@ -1,17 +1,21 @@
 //! `pageleap run` on machines with several memory nodes. The kernel tells what a program has got:
 //! `numa_maps` its policy and pages, `/proc/self/task` the CPUs of its threads. numactl is asked for
-//! the same beside it.
+//! the same beside it. Tests of `--place` and `--home` are in `threads.rs`.
 
 #[path = "../../pageleap/tests/common/mod.rs"]
 mod common;
 #[path = "../../pageleap/tests/common/filter.rs"]
 mod filter;
+#[path = "run_nodes/grown.rs"]
+mod grown;
 #[path = "../../pageleap/tests/common/machine_settings.rs"]
 mod machine_settings;
 #[path = "../../pageleap/tests/common/nodes.rs"]
 mod nodes;
 #[path = "run_nodes/program.rs"]
 mod program;
+#[path = "run_nodes/threads.rs"]
+mod threads;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -111,7 +111,7 @@ const SEVERAL_NODES: [&str; 15] = [
 /// Tests of these binaries that the step `nodes` leaves to the step `lab`, because each takes long in
 /// a guest. Those of `memory` and the like run on a machine with one node too; of `run_nodes`, a
 /// short test stays.
-const LEFT_TO_THE_LAB: [&str; 12] = [
+const LEFT_TO_THE_LAB: [&str; 16] = [
     "memory::memory_in_place_loses_nothing_under_load",
     "memory_kinds::limits_end_in_an_error_or_a_partial_result",
     "memory_programs::a_collector_that_protects_its_heap_loses_nothing",
@@ -122,6 +122,10 @@ const LEFT_TO_THE_LAB: [&str; 12] = [
     "run_nodes::each_letter_places_memory_and_threads_for_every_user",
     "run_nodes::nodes_outside_of_the_cpuset_are_named",
     "run_nodes::numactl_and_run_agree_on_every_letter",
+    "run_nodes::threads::a_home_without_room_is_passed_over_by_name",
+    "run_nodes::threads::a_program_starts_at_home_and_grows_to_the_nearest_nodes",
+    "run_nodes::threads::sparse_goes_from_node_to_node_and_dense_fills_a_node",
+    "run_nodes::threads::the_home_is_the_node_whose_cores_are_idle",
     "run_nodes::weighted_interleave_follows_the_weights_or_becomes_interleave",
     "run_nodes::where_a_container_refuses_policies_first_touch_takes_their_place",
 ];

@@ -106,17 +106,14 @@ impl Seen {
 
 /// The program.
 pub fn run(case: &str) {
-    let start = map();
+    let start = map(PAGES);
     let (touched, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         let _stop = StopOnDrop(&stop);
         for part in 0..THREADS {
             let (touched, stop) = (&touched, &stop);
             scope.spawn(move || {
-                for page in (0..PAGES).filter(|page| page * THREADS / PAGES == part) {
-                    // SAFETY: the mapping has this page, and no other thread touches it.
-                    unsafe { ((start + page * BASE_PAGE) as *mut u8).write(1) };
-                }
+                touch(start, (0..PAGES).filter(|page| page * THREADS / PAGES == part));
                 touched.fetch_add(1, Relaxed);
                 while !stop.load(Relaxed) {
                     // Some work, so that the scheduler has to find a CPU for it.
@@ -136,24 +133,32 @@ pub fn run(case: &str) {
     }
 }
 
-/// Maps the memory, without huge pages, and without a neighbour that the kernel would merge with it.
-fn map() -> usize {
+/// Writes to pages of a mapping that no other thread touches.
+pub fn touch(start: usize, pages: impl Iterator<Item = usize>) {
+    for page in pages {
+        // SAFETY: the mapping has this page, and no other thread touches it.
+        unsafe { ((start + page * BASE_PAGE) as *mut u8).write(1) };
+    }
+}
+
+/// Maps memory, without huge pages, and without a neighbour that the kernel would merge with it.
+pub fn map(pages: usize) -> usize {
     let (none, both) = (libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping, and calls that change only this one.
     unsafe {
-        let whole = libc::mmap(ptr::null_mut(), (PAGES + 2) * BASE_PAGE, none, flags, -1, 0);
+        let whole = libc::mmap(ptr::null_mut(), (pages + 2) * BASE_PAGE, none, flags, -1, 0);
         assert_ne!(whole, libc::MAP_FAILED);
         let memory = whole.byte_add(BASE_PAGE);
-        assert_eq!(libc::mprotect(memory, PAGES * BASE_PAGE, both), 0);
+        assert_eq!(libc::mprotect(memory, pages * BASE_PAGE, both), 0);
         // Fails on a kernel without huge pages, which has none to avoid.
-        libc::madvise(memory, PAGES * BASE_PAGE, libc::MADV_NOHUGEPAGE);
+        libc::madvise(memory, pages * BASE_PAGE, libc::MADV_NOHUGEPAGE);
         memory.addr()
     }
 }
 
 /// The policy of the mapping, and its pages on each node.
-fn memory(start: usize) -> (String, BTreeMap<String, usize>) {
+pub fn memory(start: usize) -> (String, BTreeMap<String, usize>) {
     let text = fs::read_to_string("/proc/self/numa_maps").unwrap();
     let begin = format!("{start:08x} ");
     let line = text.lines().find_map(|line| line.strip_prefix(&begin)).expect(&text);
