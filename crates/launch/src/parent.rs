@@ -164,6 +164,11 @@ impl Parent {
                 OF_TERMINALS.contains(&signal) || signal == libc::SIGHUP && session != own;
             return !to_group || of_child != own_group;
         }
+        // One to the whole group, or of the waker, has continued the child already. Passed on late, it
+        // would undo the next stop.
+        if signal == libc::SIGCONT && is_stopped(self.child) == Some(false) {
+            return false;
+        }
         // SAFETY: a signal of a process has its number.
         let sender = unsafe { info.si_pid() };
         let is_of_process = matches!(info.si_code, libc::SI_USER | libc::SI_TKILL);
@@ -274,11 +279,6 @@ fn wake_when_continued(child: i32) -> ! {
     // SAFETY: the call takes no pointers.
     let parent = unsafe { libc::getppid() };
     end_with(parent);
-    let is_stopped = |pid: i32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let state = stat.rsplit_once(") ")?.1.chars().next()?;
-        Some(matches!(state, 'T' | 't'))
-    };
     loop {
         // Without /proc nothing tells, and the parent waits for a SIGCONT of its own.
         if is_stopped(child) != Some(true) && is_stopped(parent) == Some(true) {
@@ -287,6 +287,13 @@ fn wake_when_continued(child: i32) -> ! {
         }
         std::thread::sleep(LOOK);
     }
+}
+
+/// Whether a process is stopped, if /proc tells it.
+fn is_stopped(pid: i32) -> Option<bool> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let state = stat.rsplit_once(") ")?.1.chars().next()?;
+    Some(matches!(state, 'T' | 't'))
 }
 
 /// Waits for children that are not the program's parent's own: the first process of a pid namespace

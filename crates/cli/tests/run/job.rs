@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Far longer than anything here takes.
@@ -33,6 +33,8 @@ pub struct Job {
     parent: Child,
     pub program: i32,
     output: BufReader<ChildStdout>,
+    /// Open, so that reading waits.
+    _input: ChildStdin,
 }
 
 impl Job {
@@ -76,15 +78,16 @@ impl Job {
     }
 
     fn begin(mut command: Command) -> Job {
-        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut parent = command.spawn().unwrap();
+        let input = parent.stdin.take().unwrap();
         let mut output = BufReader::new(parent.stdout.take().unwrap());
         // With it the parent's end of the pipe.
         drop(command);
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
         let program = line.trim().parse().unwrap_or_else(|_| panic!("no number: {line:?}"));
-        Job { parent, program, output }
+        Job { parent, program, output, _input: input }
     }
 
     /// Reads what the program writes until nobody can write any more.
