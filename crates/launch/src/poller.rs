@@ -4,7 +4,7 @@
 //! anywhere for up to [`Poller::EVERY`], and its first touches may place memory on another node. Child
 //! processes of the program are not followed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use pageleap_sys::Errno;
@@ -53,7 +53,9 @@ impl Tasks for HostTasks {
 ///
 /// The main thread is never pinned: children inherit its affinity, and programs ask it how many CPUs
 /// there are. A thread keeps its CPUs if they are neither those of the program at its start nor a pin
-/// that it has inherited from the thread that created it: then it has chosen them.
+/// that it has inherited from the thread that created it: then it has chosen them. A thread with one
+/// CPU has inherited a pin if the look before has left a thread on that CPU, which was pinned there
+/// and still is, and the main thread is elsewhere.
 #[derive(Debug)]
 pub struct Poller<T> {
     tasks: T,
@@ -78,13 +80,14 @@ impl<T: Tasks> Poller<T> {
     pub fn look(&mut self, process: i32) -> Option<String> {
         let mut now = self.tasks.of(process);
         now.sort_unstable();
+        let pins = self.pins(process);
         self.seen.retain(|thread, _| now.binary_search(thread).is_ok());
         let mut refused = None;
         for thread in now.into_iter().filter(|thread| *thread != process) {
             if self.seen.contains_key(&thread) {
                 continue;
             }
-            let place = match self.place(thread) {
+            let place = match self.place(thread, &pins) {
                 Ok(place) => place,
                 // It has ended.
                 Err(Errno(libc::ESRCH)) => continue,
@@ -103,10 +106,24 @@ impl<T: Tasks> Poller<T> {
         ))
     }
 
+    /// The CPUs of living or just ended threads with a pin, which threads that they have created
+    /// inherit, but no threads that the main thread has created.
+    fn pins(&self, process: i32) -> BTreeSet<usize> {
+        let of_main = self.tasks.cpus(process).unwrap_or_default();
+        let pinned = self.seen.iter().filter_map(|(thread, place)| Some((*thread, (*place)?)));
+        let pinned = pinned.filter_map(|(thread, place)| {
+            let cpu = *self.places.get(place)?;
+            // A thread that has ended has kept its pin, as far as is known.
+            let is_kept = self.tasks.cpus(thread).map_or(true, |cpus| cpus == [cpu]);
+            Some(cpu).filter(|cpu| is_kept && of_main != [*cpu])
+        });
+        pinned.collect()
+    }
+
     /// Gives a new thread a place, unless it has chosen CPUs.
-    fn place(&mut self, thread: i32) -> Result<Option<usize>, Errno> {
+    fn place(&mut self, thread: i32, pins: &BTreeSet<usize>) -> Result<Option<usize>, Errno> {
         let cpus = self.tasks.cpus(thread)?;
-        let is_inherited = matches!(cpus[..], [cpu] if self.places.contains(&cpu));
+        let is_inherited = matches!(cpus[..], [cpu] if pins.contains(&cpu));
         if cpus != self.start && !is_inherited {
             return Ok(None);
         }
@@ -180,7 +197,21 @@ mod tests {
         }
         assert_eq!(poller.look(10), None);
         let cpus: Vec<_> = poller.tasks.threads.values().skip(1).cloned().collect();
-        assert_eq!(cpus, [vec![0, 1], vec![7], vec![0], vec![2]]);
+        // No thread was pinned before.
+        assert_eq!(cpus, [vec![0, 1], vec![7], vec![0], vec![0]]);
+        let cpus_of = |poller: &Poller<Modelled>, thread| poller.tasks.threads[&thread].clone();
+        poller.tasks.threads.insert(15, vec![0, 1, 2]);
+        assert_eq!((poller.look(10), cpus_of(&poller, 15)), (None, vec![0]));
+        // Thread 15 is pinned to CPU 0, and nobody to CPU 2.
+        poller.tasks.threads.extend([(16, vec![0]), (17, vec![2])]);
+        assert_eq!(poller.look(10), None);
+        assert_eq!([16, 17].map(|thread| cpus_of(&poller, thread)), [vec![2], vec![2]]);
+        assert_eq!(poller.seen[&17], None);
+        // It moves, and then the main thread chooses the CPU of thread 16.
+        poller.tasks.threads.extend([(15, vec![1]), (18, vec![0])]);
+        assert_eq!((poller.look(10), poller.seen[&18]), (None, None));
+        poller.tasks.threads.extend([(10, vec![2]), (19, vec![2])]);
+        assert_eq!((poller.look(10), poller.seen[&19]), (None, None));
     }
 
     #[test]
