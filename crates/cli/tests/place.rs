@@ -155,6 +155,35 @@ fn threads_that_choose_cpus_keep_them() {
     assert!(lines(&shown).iter().all(|(_, cpus)| **cpus == last), "{shown}");
 }
 
+/// The lines of threads that have one CPU by their own choice, or by that of the main thread.
+fn alone(cpu: &str) -> Vec<(&str, &str)> {
+    [[("own", cpu); 3], [("inherited", cpu); 3]].concat()
+}
+
+#[test]
+fn choices_that_come_later_stand() {
+    let program = program!(threads(), "choices_that_come_later_stand");
+    let (places, all) = (places(), all_cpus());
+    let last = places.iter().max_by_key(|cpu| cpu.parse::<usize>().unwrap()).unwrap();
+    let shown = silent(&mut pageleap(&["--place", "sparse", &program, "later"]));
+    let mut expected = vec![("creator", &**last); 20];
+    // The child of a thread that has chosen its own CPU inherits that.
+    expected.extend([("same", &*places[0]), ("told", "1"), ("outside", last)]);
+    assert_eq!(lines(&shown), expected);
+    // More CPUs than those of the start are a choice, too.
+    let shown = silent(&mut pageleap(&["-C", &places[0], "--place", "sparse", &program, "wider"]));
+    assert_eq!(lines(&shown), [("thread", &*all)]);
+    let shown = silent(&mut pageleap(&["--place", "sparse", &program, "alone"]));
+    assert_eq!(lines(&shown), alone(last));
+}
+
+#[test]
+fn a_child_with_a_small_stack_can_start_a_program() {
+    let program = program!(threads(), "a_child_with_a_small_stack_can_start_a_program");
+    let shown = silent(&mut pageleap(&["--place", "sparse", &program, "small stack"]));
+    assert_eq!(shown, "status 0\n");
+}
+
 #[test]
 fn a_place_is_free_again_however_its_thread_ends() {
     let program = program!(threads(), "a_place_is_free_again_however_its_thread_ends");
@@ -212,24 +241,24 @@ fn libraries_that_the_user_preloads_are_kept() {
 }
 
 #[test]
-fn threads_of_openmp_come_to_the_places_in_turn() {
+fn threads_of_openmp_come_to_the_places_and_its_main_thread_is_free() {
     let program = program!(
         compiled("openmp.c", "openmp", &["-fopenmp"]),
-        "threads_of_openmp_come_to_the_places_in_turn"
+        "threads_of_openmp_come_to_the_places_and_its_main_thread_is_free"
     );
-    let places = places();
-    let number = places.len().to_string();
+    let (places, all) = (places(), all_cpus());
+    let number = (places.len() + 1).to_string();
     let run = |flags: &[&str]| {
         let mut command = pageleap(&[flags, &[&program]].concat());
         command.env("OMP_NUM_THREADS", &number).env_remove("OMP_DYNAMIC");
         command
     };
     let shown = silent(&mut run(&["--place", "sparse"]));
-    let mut shown: Vec<(usize, &str)> =
+    let mut shown: Vec<(isize, &str)> =
         lines(&shown).into_iter().map(|(id, cpus)| (id.parse().unwrap(), cpus)).collect();
     shown.sort_unstable();
-    let expected: Vec<(usize, &str)> = places.iter().map(|cpu| &**cpu).enumerate().collect();
-    assert_eq!(shown, expected);
+    let expected = [&all, &all].into_iter().chain(&places).map(|cpus| &**cpus);
+    assert_eq!(shown, (-1..).zip(expected).collect::<Vec<_>>());
     // The user's own choice: the first place for all.
     let own = format!("{{{}}}", places[0]);
     let shown = silent(run(&["--place", "sparse"]).env("OMP_PLACES", own));
@@ -261,6 +290,11 @@ fn threads_of_a_static_program_are_pinned_from_outside() {
         "threads_of_a_static_program_are_pinned_from_outside"
     );
     is_pinned_from_outside(&program, "is linked statically");
+    // A thread that has chosen one CPU, or whose creator has, stays there.
+    let output = ran(&mut pageleap(&["--place", "sparse", &program, "alone"]));
+    let places = places();
+    let last = places.iter().max_by_key(|cpu| cpu.parse::<usize>().unwrap()).unwrap();
+    assert_eq!(lines(&String::from_utf8_lossy(&output.stdout)), alone(last));
     // Also by way of a script, and the exit status is the program's.
     let script = format!("{program}.{}", std::process::id());
     fs::write(&script, format!("#!{program} waiting\n")).unwrap();
@@ -304,10 +338,7 @@ fn places_are_the_cpus_that_are_left_and_can_be_shown() {
     let environment = object["environment"].as_object().unwrap();
     let value = |name: &str| environment[name].as_str().unwrap();
     assert_eq!(value("PAGELEAP_PLACES"), one[0]);
-    assert_eq!(
-        (value("OMP_PLACES"), value("OMP_PROC_BIND")),
-        (&*format!("{{{}}}", one[0]), "close")
-    );
+    assert!(!environment.keys().any(|name| name.starts_with("OMP_")), "{object}");
     // The line of the trial does the same.
     let shown = silent(&mut pageleap(&["--place", "sparse", "--dry-run", "env"]));
     let output = ran(Command::new("sh").args(["-c", &shown]));
@@ -325,7 +356,7 @@ fn places_are_the_cpus_that_are_left_and_can_be_shown() {
 fn none_takes_back_what_an_outer_run_has_set() {
     let inner = [env!("CARGO_BIN_EXE_pageleap"), "run", "--place", "none", "env"];
     let shown = silent(&mut pageleap(&[&["--place", "sparse"], &inner[..]].concat()));
-    for name in ["LD_PRELOAD", "PAGELEAP_PLACES", "OMP_PLACES", "OMP_PROC_BIND"] {
+    for name in ["LD_PRELOAD", "PAGELEAP_PLACES"] {
         assert!(!shown.lines().any(|line| line.starts_with(name)), "{shown}");
     }
     let plain = silent(&mut pageleap(&["--place", "none", "--dry-run", "true"]));

@@ -76,7 +76,7 @@ pub use devices::node_of_device;
 pub use error::Error;
 pub use home::{Home, choose_home, growth};
 pub use huge_pages::{HugePages, ask_for_huge_pages};
-pub use library::{for_openmp, preloaded};
+pub use library::preloaded;
 pub use load::{NodeLoad, Snapshot};
 pub use parent::{Outcome, Parent};
 pub use place::{Placement, places, places_by_growth};

@@ -48,7 +48,6 @@ pub fn preloaded(
     if home.is_some() || inherited(place::HOME).is_some() {
         changes.push((place::HOME.into(), home.map(|cpus| place::list(cpus).into())));
     }
-    changes.extend(place::openmp(Some(places), &inherited));
     Ok(changes)
 }
 
@@ -61,23 +60,13 @@ fn without(inherited: &impl Fn(&str) -> Option<OsString>) -> Vec<(OsString, Opti
     let after = Some(preload(&before, None)).filter(|after| !after.is_empty());
     let mut changes = vec![(LD_PRELOAD.into(), after), (place::PLACES.into(), None)];
     changes.extend(inherited(place::HOME).map(|_| (place::HOME.into(), None)));
-    changes.extend(place::openmp(None, inherited));
     changes
-}
-
-/// Changes of the environment for a program whose threads are pinned from outside: OpenMP's runtime
-/// is in the program itself.
-pub fn for_openmp(
-    places: &[usize],
-    inherited: impl Fn(&str) -> Option<OsString>,
-) -> Vec<(OsString, Option<OsString>)> {
-    place::openmp(Some(places), &inherited)
 }
 
 /// The loader's list with this library, and without others of its kind.
 ///
-/// It comes last. Some libraries insist on being the first (AddressSanitizer's does), and this one
-/// works at every place of the list, because it calls the next function of each name.
+/// It comes last. Some libraries insist on being the first (AddressSanitizer's, if it is in the list),
+/// and this one works at every place of the list, because it calls the next function of each name.
 fn preload(before: &OsStr, path: Option<&Path>) -> OsString {
     let words = before.as_bytes().split(|byte| SEPARATORS.contains(byte));
     let is_other = |word: &&[u8]| {
@@ -368,10 +357,8 @@ mod tests {
             ("PAGELEAP_PLACES", "1,0"),
             ("PAGELEAP_HOME", "1"),
             ("LD_PRELOAD", "/x/libpageleap-place-2.so"),
-            ("OMP_PLACES", "{1},{0}"),
-            ("OMP_PROC_BIND", "close"),
         ]);
         let undone = preloaded(None, None, outer).unwrap();
-        assert!(undone.iter().all(|(_, value)| value.is_none()) && undone.len() == 5, "{undone:?}");
+        assert!(undone.iter().all(|(_, value)| value.is_none()) && undone.len() == 3, "{undone:?}");
     }
 }

@@ -15,7 +15,6 @@
 //! the same.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 
 use pageleap::NodeId;
 use pageleap::topology::{SysFiles, Topology};
@@ -26,16 +25,6 @@ use crate::cores::siblings;
 pub(crate) const PLACES: &str = "PAGELEAP_PLACES";
 /// The environment variable with the CPUs on which a program with a home starts.
 pub(crate) const HOME: &str = "PAGELEAP_HOME";
-/// The variables of OpenMP's runtimes for the list of places, and for how threads come to them.
-pub(crate) const OMP_PLACES: &str = "OMP_PLACES";
-pub(crate) const OMP_PROC_BIND: &str = "OMP_PROC_BIND";
-/// Variables by which users of one runtime choose CPUs (libgomp's, libomp's).
-const OF_ONE_RUNTIME: [&str; 2] = ["GOMP_CPU_AFFINITY", "KMP_AFFINITY"];
-/// Threads come to consecutive places, beginning with that of the thread that starts them.
-///
-/// OpenMP leaves the meaning of `true` to the runtime; `spread` would skip places of an order that is
-/// spread already.
-pub(crate) const CLOSE: &str = "close";
 
 /// How threads come to CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,44 +125,6 @@ pub(crate) fn list(places: &[usize]) -> String {
     places.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The value of [`OMP_PLACES`].
-pub(crate) fn of_openmp(places: &[usize]) -> String {
-    places.iter().map(|cpu| format!("{{{cpu}}}")).collect::<Vec<_>>().join(",")
-}
-
-/// Changes of the environment by which OpenMP's runtimes use the places. `inherited` tells the
-/// present values of variables. Nothing changes if the user has chosen CPUs by one of them; what an
-/// outer command of this kind has set is no choice of the user.
-pub(crate) fn openmp(
-    places: Option<&[usize]>,
-    inherited: &impl Fn(&str) -> Option<OsString>,
-) -> Vec<(OsString, Option<OsString>)> {
-    let is_set = |name: &&str| inherited(name).is_some_and(|value| !value.is_empty());
-    let is_ours = is_from_outside(inherited);
-    if !is_ours && [OMP_PLACES, OMP_PROC_BIND].iter().any(is_set) {
-        return Vec::new();
-    }
-    match places.filter(|_| !OF_ONE_RUNTIME.iter().any(is_set)) {
-        Some(places) => vec![
-            (OMP_PLACES.into(), Some(of_openmp(places).into())),
-            (OMP_PROC_BIND.into(), Some(CLOSE.into())),
-        ],
-        None if is_ours => vec![(OMP_PLACES.into(), None), (OMP_PROC_BIND.into(), None)],
-        None => Vec::new(),
-    }
-}
-
-/// Whether the variables of OpenMP are those that an outer command of this kind has set.
-fn is_from_outside(inherited: &impl Fn(&str) -> Option<OsString>) -> bool {
-    let Some(outer) = inherited(PLACES) else { return false };
-    let outer = outer.to_string_lossy();
-    let places: Result<Vec<usize>, _> = outer.split(',').map(str::parse).collect();
-    let is = |name, value: String| inherited(name) == Some(value.into());
-    places.is_ok_and(|places| {
-        is(OMP_PLACES, of_openmp(&places)) && is(OMP_PROC_BIND, CLOSE.to_owned())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,33 +220,5 @@ mod tests {
         let shared = [(0, "0-1", "10 10"), (1, "0-1", "10 10")];
         let order = order(Placement::Sparse, &shared, &[], &[0, 1, 9]);
         assert_eq!(order, [0, 9, 1]);
-    }
-
-    #[test]
-    fn openmp_gets_the_places_unless_the_user_has_chosen() {
-        let with = |known: &[(&str, &str)], places: Option<&[usize]>| {
-            let value = |name: &str| {
-                known.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).into())
-            };
-            openmp(places, &value)
-        };
-        let set = |name: &str, value: &str| (name.into(), Some(value.into()));
-        let ours = vec![set(OMP_PLACES, "{0},{4},{1}"), set(OMP_PROC_BIND, "close")];
-        assert_eq!(with(&[], Some(&[0, 4, 1])), ours);
-        assert_eq!(with(&[(OMP_PLACES, "")], Some(&[0, 4, 1])), ours);
-        for chosen in [
-            (OMP_PLACES, "cores"),
-            (OMP_PROC_BIND, "false"),
-            ("GOMP_CPU_AFFINITY", "0-3"),
-            ("KMP_AFFINITY", "compact"),
-        ] {
-            assert!(with(&[chosen], Some(&[0])).is_empty());
-        }
-        let outer = [(PLACES, "2,3"), (OMP_PLACES, "{2},{3}"), (OMP_PROC_BIND, "close")];
-        assert_eq!(with(&outer, Some(&[0, 4, 1])), ours);
-        assert_eq!(with(&outer, None), [(OMP_PLACES.into(), None), (OMP_PROC_BIND.into(), None)]);
-        let own = [(PLACES, "2,3"), (OMP_PLACES, "{2}"), (OMP_PROC_BIND, "close")];
-        assert!(with(&own, None).is_empty() && with(&own, Some(&[0])).is_empty());
-        assert!(with(&[], None).is_empty());
     }
 }

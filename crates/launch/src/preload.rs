@@ -8,8 +8,9 @@
 //! ───────────────                          ──────────
 //! takes the place with the fewest
 //! living threads (count + 1)
-//! calls the real pthread_create  ───────▶  start: sched_setaffinity(one CPU)
-//!                                          the program's function
+//! calls the real pthread_create  ───────▶  start: waits for the creator
+//! pins the new thread to one CPU
+//! tells the new thread           ───────▶  the program's function
 //!                                          key's destructor: gives the place back (count - 1)
 //! ```
 //!
@@ -19,11 +20,17 @@
 //! **A home** ([`HOME`]) is the part of the places on which the program starts. Its threads come to the
 //! places all the same, whose order begins with the home's.
 //!
-//! **Whose choice stands.** A thread is pinned once, before its function runs; what it sets later
-//! counts. A thread is left alone if its attributes have an affinity, or if its creator's affinity
+//! **Whose choice stands.** A thread is pinned once, before its function runs and before
+//! `pthread_create` returns; what the thread or its creator sets later counts, also if it is the same
+//! CPU. A thread is left alone if its attributes have an affinity, or if its creator's affinity
 //! is neither what the launcher has set nor the pin of this library: then the program, or a tool
 //! like taskset, has chosen CPUs that the thread inherits. If the kernel refuses a pin because the
-//! cpuset has changed, the thread runs unpinned.
+//! cpuset has changed, the thread runs unpinned. A program that forbids `sched_setaffinity` to itself
+//! by a filter that kills is killed when it creates a thread.
+//!
+//! **Waiting.** The new thread waits instead of the creator, which runs already and needs a few
+//! microseconds. If it does not come back from the real function (a signal handler jumps away), the
+//! new thread goes on after a second.
 //!
 //! **Main threads** are never pinned, because children inherit their affinity. So a child of a pinned
 //! thread gets all places again: by the handler of `fork`, and by `posix_spawn`, `system`, `popen` and
@@ -38,15 +45,20 @@
 //! thread ends: by returning, by `pthread_exit`, or by cancellation. Counts may be too low for a
 //! moment, between this destructor and the real end.
 //!
-//! **Orderings.** All atomics are relaxed. A count is a hint about where to run, and nothing else is
-//! read because of its value. The list of places is written before the first thread is created, and
+//! **Stacks.** Programs start others from a child that shares their memory and has a stack of a page
+//! or two. So sets of CPUs are compared word by word, and the only one on the stack has 128 bytes,
+//! unless the machine may have more than 1,024 CPUs.
+//!
+//! **Orderings.** Atomics are relaxed, except the one by which a creator tells the new thread. A count
+//! is a hint about where to run, and nothing else is read because of its value. The list of places is written before the first thread is created, and
 //! creating a thread orders what came before it. Nothing here takes a lock, so `fork` cannot leave
 //! one locked.
 
-use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::mem::transmute;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
 /// The environment variable with the CPUs in the order of places: `0,4,1,5`.
 const VARIABLE: &CStr = c"PAGELEAP_PLACES";
@@ -57,6 +69,8 @@ const HOME: &CStr = c"PAGELEAP_HOME";
 const MOST_CPUS: usize = 8192;
 const BITS: usize = c_ulong::BITS as usize;
 const WORDS: usize = MOST_CPUS / BITS;
+/// The words of a set of 1,024 CPUs.
+const FEW: usize = 1024 / BITS;
 
 /// CPUs as the kernel takes them.
 type Mask = [c_ulong; WORDS];
@@ -67,7 +81,8 @@ unsafe extern "C" {
     fn malloc(bytes: usize) -> *mut c_void;
     fn free(memory: *mut c_void);
     fn pthread_self() -> usize;
-    fn sched_setaffinity(thread: c_int, bytes: usize, mask: *const c_ulong) -> c_int;
+    fn sched_yield() -> c_int;
+    fn syscall(number: c_long, ...) -> c_long;
 }
 
 /// CPUs in an order, with the number of living threads on each.
@@ -75,8 +90,9 @@ struct Places {
     number: AtomicUsize,
     cpus: [AtomicU32; MOST_CPUS],
     living: [AtomicU32; MOST_CPUS],
-    /// The CPUs of the home; none if the program starts on all places.
-    home: [AtomicUsize; WORDS],
+    /// The CPUs on which the program starts, and its child processes: those of its home, or of all
+    /// places.
+    start: [AtomicUsize; WORDS],
 }
 
 impl Places {
@@ -85,31 +101,37 @@ impl Places {
             number: AtomicUsize::new(0),
             cpus: [const { AtomicU32::new(0) }; MOST_CPUS],
             living: [const { AtomicU32::new(0) }; MOST_CPUS],
-            home: [const { AtomicUsize::new(0) }; WORDS],
+            start: [const { AtomicUsize::new(0) }; WORDS],
         }
     }
 
-    /// Takes the places from a text. A text that is no list of CPUs has none.
-    fn fill(&self, text: &[u8]) {
+    /// Takes the places from a text, and the CPUs of the home from another, if there is one. A text
+    /// that is no list of CPUs has none.
+    fn fill(&self, text: &[u8], home: &[u8]) {
         let mut number = 0;
         for word in text.split(|byte| *byte == b',') {
             let (Some(cpu), Some(place)) = (decimal(word), self.cpus.get(number)) else { return };
             place.store(cpu, Relaxed);
             number += 1;
         }
+        let of_home = || home.split(|byte| *byte == b',').map(decimal);
+        if of_home().all(|cpu| cpu.is_some()) {
+            of_home().flatten().for_each(|cpu| self.add_to_start(cpu));
+        } else {
+            self.cpus.iter().take(number).for_each(|cpu| self.add_to_start(cpu.load(Relaxed)));
+        }
         self.number.store(number, Relaxed);
     }
 
-    /// Takes the CPUs of the home from a text. A text that is no list of CPUs has none.
-    fn fill_home(&self, text: &[u8]) {
-        let mut mask = [0; WORDS];
-        for word in text.split(|byte| *byte == b',') {
-            let Some(cpu) = decimal(word) else { return };
-            add(&mut mask, cpu as usize);
+    fn add_to_start(&self, cpu: u32) {
+        if let Some(word) = self.start.get(cpu as usize / BITS) {
+            word.fetch_or(1 << (cpu as usize % BITS), Relaxed);
         }
-        for (home, word) in self.home.iter().zip(mask) {
-            home.store(word as usize, Relaxed);
-        }
+    }
+
+    /// A word of the set of CPUs on which the program starts.
+    fn start(&self, at: usize) -> c_ulong {
+        self.start.get(at).map_or(0, |word| word.load(Relaxed) as c_ulong)
     }
 
     fn number(&self) -> usize {
@@ -157,36 +179,26 @@ impl Places {
             count.store(0, Relaxed);
         }
     }
-
-    /// The CPUs on which the program starts, and its child processes: those of its home, or of all
-    /// places.
-    fn mask(&self) -> Mask {
-        let mut mask = [0; WORDS];
-        let mut has_home = false;
-        for (word, home) in mask.iter_mut().zip(&self.home) {
-            *word = home.load(Relaxed) as c_ulong;
-            has_home |= *word != 0;
-        }
-        if has_home {
-            return mask;
-        }
-        for place in 0..self.number() {
-            self.cpu(place).into_iter().for_each(|cpu| add(&mut mask, cpu));
-        }
-        mask
-    }
 }
 
-fn add(mask: &mut Mask, cpu: usize) {
-    if let Some(word) = mask.get_mut(cpu / BITS) {
-        *word |= 1 << (cpu % BITS);
-    }
+/// CPUs that this library sets, and compares.
+#[derive(Clone, Copy)]
+enum Cpus {
+    /// Those on which the program starts.
+    Start,
+    /// One alone.
+    One(usize),
 }
 
-fn only(cpu: usize) -> Mask {
-    let mut mask = [0; WORDS];
-    add(&mut mask, cpu);
-    mask
+impl Cpus {
+    /// A word of their set.
+    fn word(self, at: usize) -> c_ulong {
+        match self {
+            Cpus::Start => PLACES.start(at),
+            Cpus::One(cpu) if cpu / BITS == at => 1 << (cpu % BITS),
+            Cpus::One(_) => 0,
+        }
+    }
 }
 
 /// A number of a CPU.
@@ -206,8 +218,11 @@ fn decimal(word: &[u8]) -> Option<u32> {
 
 static PLACES: Places = Places::new();
 /// The key of the value by which the end of a thread is noticed. The value is the place of the
-/// thread plus one.
+/// thread plus one, and [`CHOSEN`] if the thread has chosen CPUs.
 static KEY: AtomicU32 = AtomicU32::new(0);
+const CHOSEN: usize = 1 << (usize::BITS - 1);
+/// Whether the kernel's sets of CPUs have no more than [`FEW`] words.
+static ARE_FEW: AtomicBool = AtomicBool::new(false);
 static IS_READY: AtomicBool = AtomicBool::new(false);
 
 /// A function of another object, found by its name.
@@ -273,6 +288,11 @@ functions! {
         (c_int, usize, *mut c_ulong) -> c_int;
     real_pthread_getaffinity: PthreadGetaffinity = NEXT c"pthread_getaffinity_np",
         (usize, usize, *mut c_ulong) -> c_int;
+    real_sched_setaffinity: SchedSetaffinity = NEXT c"sched_setaffinity",
+        (c_int, usize, *const c_ulong) -> c_int;
+    real_pthread_setaffinity: PthreadSetaffinity = NEXT c"pthread_setaffinity_np",
+        (usize, usize, *const c_ulong) -> c_int;
+    thread_number: ThreadNumber = ANY c"gettid", () -> c_int;
     real_posix_spawn: PosixSpawn = NEXT c"posix_spawn",
         (*mut c_int, *const c_char, *const c_void, *const c_void, Words, Words) -> c_int;
     real_posix_spawnp: PosixSpawnp = NEXT c"posix_spawnp",
@@ -317,8 +337,8 @@ extern "C" fn prepare() {
     let made = key_create().map(|create| unsafe { create(&raw mut key, ended) });
     if made == Some(0) {
         KEY.store(key, Relaxed);
-        value(HOME).into_iter().for_each(|home| PLACES.fill_home(home));
-        PLACES.fill(text);
+        ARE_FEW.store(compare::<FEW>(Cpus::Start).is_some(), Relaxed);
+        PLACES.fill(text, value(HOME).unwrap_or_default());
     }
     let handler: Option<Handler> = Some(forked);
     // SAFETY: the handler is a function of this library, which is never unloaded.
@@ -334,83 +354,121 @@ extern "C" fn prepare() {
 /// Finds the functions that a child of `fork` or `vfork` calls: `dlsym` takes a lock of the loader,
 /// which another thread may hold for ever in such a child.
 fn find_all() {
-    let _ = (get_specific(), set_specific(), real_sched_getaffinity());
+    let _ = (get_specific(), set_specific());
+    let _ = (real_sched_getaffinity(), real_sched_setaffinity(), thread_number());
     let _ = (real_posix_spawn(), real_posix_spawnp(), real_system(), real_popen());
     let _ = (real_execve(), real_execv(), real_execvp(), real_execvpe());
 }
 
 /// Notices the end of a thread.
 unsafe extern "C" fn ended(value: *mut c_void) {
-    PLACES.give_back(value.addr().wrapping_sub(1));
+    PLACES.give_back((value.addr() & !CHOSEN).wrapping_sub(1));
 }
 
 /// Runs in a forked child, whose only thread is its main thread from now on.
 unsafe extern "C" fn forked() {
     PLACES.forget();
-    if own_place().is_some() {
+    if own_value() != 0 {
         unpin();
-        set_place(None);
+        set_value(0);
     }
 }
 
-/// The place of the calling thread.
+/// The place of the calling thread, unless it has chosen CPUs since.
 fn own_place() -> Option<usize> {
-    // SAFETY: the key is one that was made, because there are places.
-    let value = unsafe { get_specific()?(KEY.load(Relaxed)) };
-    value.addr().checked_sub(1).filter(|_| PLACES.number() > 0)
+    own_value().checked_sub(1).filter(|place| place & CHOSEN == 0)
 }
 
-/// Notes the place of the calling thread, and returns whether it is noted.
-fn set_place(place: Option<usize>) -> bool {
-    let value = ptr::without_provenance(place.map_or(0, |place| place + 1));
+/// The value of the calling thread; zero if it has no place.
+fn own_value() -> usize {
+    let Some(get) = get_specific().filter(|_| PLACES.number() > 0) else { return 0 };
+    // SAFETY: the key is one that was made, because there are places.
+    unsafe { get(KEY.load(Relaxed)) }.addr()
+}
+
+/// Notes a value for the calling thread, and returns whether it is noted.
+fn set_value(value: usize) -> bool {
+    let value = ptr::without_provenance(value);
     // SAFETY: the key is one that was made, because there are places.
     set_specific().is_some_and(|set| unsafe { set(KEY.load(Relaxed), value) } == 0)
 }
 
-/// The affinity of the calling thread, if the kernel tells it.
-fn affinity() -> Option<Mask> {
-    let mut mask = [0; WORDS];
+/// Notes that the calling thread has chosen CPUs.
+fn note_choice() {
+    let value = own_value();
+    if value != 0 {
+        set_value(value | CHOSEN);
+    }
+}
+
+/// Whether the calling thread may run on these CPUs and no others; `None` if the kernel does not
+/// tell.
+fn runs_on(cpus: Cpus) -> Option<bool> {
+    match ARE_FEW.load(Relaxed) {
+        true => compare::<FEW>(cpus),
+        false => compare::<WORDS>(cpus),
+    }
+}
+
+#[inline(never)]
+fn compare<const N: usize>(cpus: Cpus) -> Option<bool> {
+    let mut mask: [c_ulong; N] = [0; N];
     // SAFETY: the call writes at most the bytes of the mask.
-    let told = unsafe { real_sched_getaffinity()?(0, size_of::<Mask>(), mask.as_mut_ptr()) };
-    (told == 0).then_some(mask)
+    let told = unsafe { real_sched_getaffinity()?(0, size_of_val(&mask), mask.as_mut_ptr()) };
+    (told == 0).then(|| mask.iter().enumerate().all(|(at, word)| *word == cpus.word(at)))
 }
 
-/// Lets the calling thread run on these CPUs, and returns whether it does.
-fn set_affinity(mask: &Mask) -> bool {
-    // SAFETY: the call reads the bytes of the mask.
-    unsafe { sched_setaffinity(0, size_of::<Mask>(), mask.as_ptr()) == 0 }
+/// Lets the calling thread, or another one, run on these CPUs only, and returns whether it does.
+fn set_affinity(thread: Option<usize>, cpus: Cpus) -> bool {
+    match ARE_FEW.load(Relaxed) {
+        true => set::<FEW>(thread, cpus),
+        false => set::<WORDS>(thread, cpus),
+    }
 }
 
-/// The pin of the calling thread, unless it has chosen other CPUs since.
-fn own_pin() -> Option<Mask> {
-    let pin = only(PLACES.cpu(own_place()?)?);
-    affinity().filter(|mask| *mask == pin)
+#[inline(never)]
+fn set<const N: usize>(thread: Option<usize>, cpus: Cpus) -> bool {
+    let mut mask: [c_ulong; N] = [0; N];
+    mask.iter_mut().enumerate().for_each(|(at, word)| *word = cpus.word(at));
+    let (bytes, mask) = (size_of_val(&mask), mask.as_ptr());
+    // SAFETY: the calls read the bytes of the mask, and another thread waits for this one.
+    let failed = unsafe {
+        match thread {
+            None => real_sched_setaffinity().map(|set| set(0, bytes, mask)),
+            Some(thread) => real_pthread_setaffinity().map(|set| set(thread, bytes, mask)),
+        }
+    };
+    failed == Some(0)
+}
+
+/// The CPU to which the calling thread is pinned, unless it has chosen CPUs since.
+fn own_pin() -> Option<Cpus> {
+    let pin = Cpus::One(PLACES.cpu(own_place()?)?);
+    Some(pin).filter(|pin| runs_on(*pin) == Some(true))
 }
 
 /// Takes the pin from the calling thread, and returns it.
-#[inline(never)]
-fn unpin() -> Option<Mask> {
-    own_pin().filter(|_| set_affinity(&PLACES.mask()))
+fn unpin() -> Option<Cpus> {
+    own_pin().filter(|_| set_affinity(None, Cpus::Start))
 }
 
-/// Calls a function that makes a process, or becomes one, without the pin.
+/// Calls a function that makes a process, or becomes one, without the pin. Whoever gives the thread
+/// other CPUs meanwhile has chosen them.
 fn without_pin<T>(call: impl FnOnce() -> T) -> T {
     let pin = if PLACES.number() > 0 { unpin() } else { None };
     let result = call();
-    if let Some(pin) = pin {
-        set_affinity(&pin);
+    if let Some(pin) = pin
+        && runs_on(Cpus::Start) == Some(true)
+    {
+        set_affinity(None, pin);
     }
     result
 }
 
 /// Whether threads that the calling thread creates would inherit CPUs that nobody has chosen for
-/// them: all places, or the pin of the creator.
-#[inline(never)]
+/// them: those of the start, or the pin of the creator.
 fn inherits_no_choice() -> bool {
-    let Some(own) = affinity() else { return true };
-    let all = PLACES.mask();
-    let has_all = own.iter().zip(&all).all(|(own, all)| own & all == *all);
-    has_all || own_pin().is_some()
+    own_pin().is_some() || runs_on(Cpus::Start).unwrap_or(true)
 }
 
 /// Whether attributes of a thread have an affinity.
@@ -427,11 +485,62 @@ unsafe fn have_affinity(attributes: *const c_void) -> bool {
     told != 0 || mask.iter().any(|word| *word != c_ulong::MAX)
 }
 
-/// The beginning of a thread: what it is to run, and where.
+/// The beginning of a thread: what it is to run, and where. The creator owns it until it sets the
+/// state to [`SETTLED`], and then the thread.
 struct Beginning {
     routine: Routine,
     argument: *mut c_void,
     place: usize,
+    is_pinned: bool,
+    state: AtomicU32,
+}
+
+/// The creator is at work.
+const CREATED: u32 = 0;
+/// The creator is at work, and the new thread sleeps.
+const SLEEPS: u32 = 1;
+/// The creator has done its work.
+const SETTLED: u32 = 2;
+
+/// Seconds and nanoseconds as the kernel takes them.
+#[repr(C)]
+struct Time(c_long, c_long);
+
+/// The number of `futex(2)`, on machines where it takes a [`Time`].
+const FUTEX: Option<c_long> = if cfg!(not(target_pointer_width = "64")) {
+    None
+} else if cfg!(target_arch = "x86_64") {
+    Some(202)
+} else if cfg!(any(target_arch = "aarch64", target_arch = "riscv64")) {
+    Some(98)
+} else {
+    None
+};
+/// `FUTEX_WAIT` and `FUTEX_WAKE` among threads of one process.
+const WAIT: c_int = 128;
+const WAKE: c_int = 129;
+
+/// Waits until the creator has done its work, and returns whether it has. It is no point of
+/// cancellation.
+fn is_settled(state: &AtomicU32) -> bool {
+    if state.compare_exchange(CREATED, SLEEPS, Acquire, Acquire).is_err() {
+        return true;
+    }
+    let most = Time(0, 10_000_000);
+    // Signals interrupt the sleep.
+    for _ in 0..if FUTEX.is_some() { 100 } else { 1_000_000 } {
+        // SAFETY: the one call reads the state and the time, and the other takes no pointers.
+        unsafe {
+            match FUTEX {
+                Some(futex) => syscall(futex, state.as_ptr(), WAIT, SLEEPS, &raw const most),
+                None => sched_yield().into(),
+            };
+        }
+        if state.load(Acquire) == SETTLED {
+            return true;
+        }
+    }
+    false
 }
 
 impl Beginning {
@@ -457,7 +566,15 @@ impl Beginning {
             return None;
         };
         // SAFETY: malloc returns memory of this size, aligned for every type.
-        unsafe { memory.write(Beginning { routine, argument, place }) };
+        unsafe {
+            memory.write(Beginning {
+                routine,
+                argument,
+                place,
+                is_pinned: false,
+                state: AtomicU32::new(CREATED),
+            });
+        }
         Some(memory)
     }
 
@@ -473,21 +590,45 @@ impl Beginning {
         }
     }
 
-    /// Pins the calling thread, and returns its function and the argument.
+    /// Pins the new thread, which waits for that, and lets it go on.
     ///
     /// # Safety
-    /// It is from [`Beginning::of`], and is used nowhere else.
+    /// It is from [`Beginning::of`], the thread was created with it, and this is called once.
+    #[inline(never)]
+    unsafe fn settle(this: *mut Beginning, thread: usize) {
+        // SAFETY: the thread only reads the state until that is set. After that it owns the memory,
+        // whose address alone is used.
+        unsafe {
+            let cpu = PLACES.cpu((*this).place);
+            (*this).is_pinned = cpu.is_some_and(|cpu| set_affinity(Some(thread), Cpus::One(cpu)));
+            let state = &raw const (*this).state;
+            let before = (*state).swap(SETTLED, Release);
+            if let Some(futex) = FUTEX.filter(|_| before == SLEEPS) {
+                syscall(futex, state, WAKE, 1);
+            }
+        }
+    }
+
+    /// Waits for the pin of the calling thread, and returns its function and the argument.
+    ///
+    /// # Safety
+    /// It is from [`Beginning::of`], and the calling thread was created with it.
     #[inline(never)]
     unsafe fn begin(this: *mut c_void) -> (Routine, *mut c_void) {
         let this = this.cast::<Beginning>();
-        // SAFETY: forwarded to the caller.
-        let Beginning { routine, argument, place } = unsafe {
-            let begun = this.read();
-            free(this.cast());
-            begun
+        // SAFETY: forwarded to the caller. The creator writes none of these fields.
+        let (routine, argument, place) =
+            unsafe { ((*this).routine, (*this).argument, (*this).place) };
+        // SAFETY: forwarded to the caller. Memory that the creator may still use is lost.
+        let is_pinned = unsafe {
+            let is_settled = is_settled(&(*this).state);
+            let is_pinned = is_settled && (*this).is_pinned;
+            if is_settled {
+                free(this.cast());
+            }
+            is_pinned
         };
-        let is_pinned = PLACES.cpu(place).is_some_and(|cpu| set_affinity(&only(cpu)));
-        if !is_pinned || !set_place(Some(place)) {
+        if !is_pinned || !set_value(place + 1) {
             PLACES.give_back(place);
         }
         (routine, argument)
@@ -503,11 +644,13 @@ unsafe extern "C" fn start(beginning: *mut c_void) -> *mut c_void {
     unsafe { routine(argument) }
 }
 
-/// Creates a thread by `create`, which gets the routine and its argument.
+/// Creates a thread by `create`, which gets the routine and its argument, and writes the thread's
+/// handle.
 ///
 /// # Safety
-/// The attributes are null, or initialised.
+/// The attributes are null, or initialised, and `thread` has room for a handle.
 unsafe fn created(
+    thread: *const c_void,
     attributes: *const c_void,
     routine: Routine,
     argument: *mut c_void,
@@ -518,9 +661,13 @@ unsafe fn created(
         None => create(routine, argument),
         Some(beginning) => {
             let failed = create(start, beginning.cast());
-            if failed != 0 {
-                // SAFETY: no thread was created that uses it.
-                unsafe { Beginning::drop(beginning) };
+            // SAFETY: no thread was created that uses the beginning, or one that waits for its pin,
+            // whose handle the call has written. Handles of C11 are those of POSIX.
+            unsafe {
+                match failed {
+                    0 => Beginning::settle(beginning, thread.cast::<usize>().read()),
+                    _ => Beginning::drop(beginning),
+                }
             }
             failed
         }
@@ -533,10 +680,10 @@ unsafe fn created(
 /// The memory has `bytes` bytes, which the kernel has written.
 unsafe fn tell_all(bytes: usize, memory: *mut c_ulong) {
     if PLACES.number() > 0 && own_pin().is_some() {
-        let all = PLACES.mask();
+        let all = PLACES.start.as_ptr();
         let bytes = if bytes < size_of::<Mask>() { bytes } else { size_of::<Mask>() };
         // SAFETY: forwarded to the caller, and no more bytes than the mask has.
-        unsafe { ptr::copy_nonoverlapping(all.as_ptr().cast::<u8>(), memory.cast(), bytes) };
+        unsafe { ptr::copy_nonoverlapping(all.cast::<u8>(), memory.cast(), bytes) };
     }
 }
 
@@ -582,6 +729,47 @@ pub unsafe extern "C" fn pthread_getaffinity_np(
     }
 }
 
+/// Sets the CPUs of a thread. The calling thread has chosen them from now on.
+///
+/// # Safety
+/// As `sched_setaffinity(2)` of the C library.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn sched_setaffinity(
+    thread: c_int,
+    bytes: usize,
+    mask: *const c_ulong,
+) -> c_int {
+    let Some(real) = real_sched_setaffinity() else { return FAILED };
+    // SAFETY: forwarded to the caller; the other call takes no pointers.
+    let (result, is_own) = unsafe {
+        let is_own = thread == 0 || thread_number().is_some_and(|own| own() == thread);
+        (real(thread, bytes, mask), is_own)
+    };
+    if result == 0 && is_own {
+        note_choice();
+    }
+    result
+}
+
+/// As [`sched_setaffinity`], for a thread of this process.
+///
+/// # Safety
+/// As `pthread_setaffinity_np(3)` of the C library.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn pthread_setaffinity_np(
+    thread: usize,
+    bytes: usize,
+    mask: *const c_ulong,
+) -> c_int {
+    let Some(real) = real_pthread_setaffinity() else { return EAGAIN };
+    // SAFETY: forwarded to the caller; the other call takes no pointers.
+    let (result, is_own) = unsafe { (real(thread, bytes, mask), thread == pthread_self()) };
+    if result == 0 && is_own {
+        note_choice();
+    }
+    result
+}
+
 /// EAGAIN of Linux, which `pthread_create` returns if it lacks something.
 const EAGAIN: c_int = 11;
 /// `thrd_error` of C11 in glibc and musl.
@@ -604,7 +792,7 @@ pub unsafe extern "C" fn pthread_create(
     let Some(real) = real_pthread_create() else { return EAGAIN };
     // SAFETY: forwarded to the caller.
     unsafe {
-        created(attributes, routine, argument, |routine, argument| {
+        created(thread, attributes, routine, argument, |routine, argument| {
             real(thread, attributes, routine, argument)
         })
     }
@@ -624,7 +812,9 @@ pub unsafe extern "C" fn thrd_create(
     let Some(real) = real_thrd_create() else { return THRD_ERROR };
     // SAFETY: forwarded to the caller.
     unsafe {
-        created(ptr::null(), routine, argument, |routine, argument| real(thread, routine, argument))
+        created(thread, ptr::null(), routine, argument, |routine, argument| {
+            real(thread, routine, argument)
+        })
     }
 }
 
@@ -664,7 +854,7 @@ mod tests {
 
     fn places(text: &str) -> Places {
         let places = Places::new();
-        places.fill(text.as_bytes());
+        places.fill(text.as_bytes(), b"");
         places
     }
 
@@ -702,7 +892,7 @@ mod tests {
     #[test]
     fn many_threads_that_take_places_at_once_are_counted_right() {
         static PLACES: Places = Places::new();
-        PLACES.fill(b"0,1,2");
+        PLACES.fill(b"0,1,2", b"");
         let threads: Vec<_> = (0..4)
             .map(|_| {
                 std::thread::spawn(|| {
@@ -722,9 +912,9 @@ mod tests {
     #[test]
     fn a_program_with_a_home_starts_there() {
         let with = |home: &str| {
-            let places = places("0,1,2,3");
-            places.fill_home(home.as_bytes());
-            places.mask()[0]
+            let places = Places::new();
+            places.fill(b"0,1,2,3", home.as_bytes());
+            places.start(0)
         };
         assert_eq!(with("1,3"), 0b1010);
         for wrong in ["", "1,x", "1-3"] {
@@ -734,9 +924,10 @@ mod tests {
 
     #[test]
     fn masks_have_the_cpus_of_the_places() {
-        let mask = places("0,63,64,8191").mask();
-        assert_eq!((mask[0], mask[1], mask[WORDS - 1]), (1 << 63 | 1, 1, 1 << 63));
-        assert_eq!(mask.iter().map(|word| word.count_ones()).sum::<u32>(), 4);
-        assert_eq!(only(64)[1], 1);
+        let places = places("0,63,64,8191");
+        let words: Vec<c_ulong> = (0..=WORDS).map(|at| places.start(at)).collect();
+        assert_eq!((words[0], words[1], words[WORDS - 1]), (1 << 63 | 1, 1, 1 << 63));
+        assert_eq!(words.iter().map(|word| word.count_ones()).sum::<u32>(), 4);
+        assert_eq!([0, 1, 2].map(|at| Cpus::One(64).word(at)), [0, 1, 0]);
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use pageleap::topology::{SysFiles, Topology, escaped};
 use pageleap_launch::{
-    Calls, HostTasks, Placement, Poller, Program, ThisThread, for_openmp, not_preloaded, places,
+    Calls, HostTasks, Placement, Poller, Program, ThisThread, not_preloaded, places,
     places_by_growth, preloaded,
 };
 
@@ -80,7 +80,6 @@ impl Placed {
                      after it has started; child processes are not followed",
                     why.reason()
                 ));
-                placed.environment = for_openmp(&places, inherited);
                 placed.poller = Some(Poller::new(HostTasks, places.clone(), cpus));
             }
         }

@@ -3,10 +3,13 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <threads.h>
 #include <unistd.h>
@@ -54,6 +57,18 @@ static void every_cpu(cpu_set_t *cpus) {
     check(sched_getaffinity(0, sizeof *cpus, cpus), "sched_getaffinity");
 }
 
+static int last_of(const cpu_set_t *cpus) {
+    int last = CPU_SETSIZE - 1;
+    while (!CPU_ISSET(last, cpus))
+        last--;
+    return last;
+}
+
+static void only(int cpu, cpu_set_t *cpus) {
+    CPU_ZERO(cpus);
+    CPU_SET(cpu, cpus);
+}
+
 /* 1,000 threads of 1 ms, 64 at a time: each batch lives until its last thread has begun. */
 enum { THREADS = 1000, BATCH = 64 };
 static pthread_barrier_t together;
@@ -99,14 +114,87 @@ static void choices(void) {
     joined(thread);
     joined(started(choose, "call"));
     /* A choice of the thread that creates others: the last CPU. */
-    int last = CPU_SETSIZE - 1;
-    while (!CPU_ISSET(last, &chosen))
-        last--;
     cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(last, &one);
+    only(last_of(&chosen), &one);
     check(sched_setaffinity(0, sizeof one, &one), "sched_setaffinity");
     joined(started(print, "inherited"));
+}
+
+/* Choices that come after the pin. */
+static void *sleep_and_print(void *word) {
+    usleep(2000);
+    return print(word);
+}
+
+static void *choose_the_same(void *word) {
+    char list[4096];
+    cpu_set_t cpus;
+    own_cpus(list);
+    only(atoi(list), &cpus);
+    check(sched_setaffinity(0, sizeof cpus, &cpus), "sched_setaffinity");
+    joined(started(print, word));
+    every_cpu(&cpus);
+    printf("told %d\n", CPU_COUNT(&cpus));
+    fflush(stdout);
+    return NULL;
+}
+
+static void *move_from_outside(void *word) {
+    char line[100];
+    snprintf(line, sizeof line, "taskset -pc %d %ld >/dev/null", last_of(&chosen),
+             syscall(SYS_gettid));
+    check(system(line), "taskset");
+    return print(word);
+}
+
+static void later(void) {
+    cpu_set_t one;
+    every_cpu(&chosen);
+    only(last_of(&chosen), &one);
+    for (int i = 0; i < 20; i++) {
+        pthread_t thread = started(sleep_and_print, "creator");
+        check(pthread_setaffinity_np(thread, sizeof one, &one), "pthread_setaffinity_np");
+        joined(thread);
+    }
+    joined(started(choose_the_same, "same"));
+    joined(started(move_from_outside, "outside"));
+}
+
+/* A main thread that chooses all CPUs of the machine. */
+static void wider(void) {
+    memset(&chosen, 0xff, sizeof chosen);
+    check(sched_setaffinity(0, sizeof chosen, &chosen), "sched_setaffinity");
+    joined(started(print, "thread"));
+}
+
+/* Threads that choose one CPU, the last, and live on; the main thread may have chosen it before. */
+static void *choose_and_wait(void *word) {
+    cpu_set_t one;
+    only(last_of(&chosen), &one);
+    check(sched_setaffinity(0, sizeof one, &one), "sched_setaffinity");
+    usleep(200000);
+    return print(word);
+}
+
+static void *wait_and_print(void *word) {
+    usleep(200000);
+    return print(word);
+}
+
+static void alone(void) {
+    cpu_set_t one;
+    pthread_t threads[3];
+    every_cpu(&chosen);
+    for (int i = 0; i < 3; i++)
+        threads[i] = started(choose_and_wait, "own");
+    for (int i = 0; i < 3; i++)
+        joined(threads[i]);
+    only(last_of(&chosen), &one);
+    check(sched_setaffinity(0, sizeof one, &one), "sched_setaffinity");
+    for (int i = 0; i < 3; i++)
+        threads[i] = started(wait_and_print, "inherited");
+    for (int i = 0; i < 3; i++)
+        joined(threads[i]);
 }
 
 /* Threads that end in each way, one after the other. */
@@ -162,6 +250,26 @@ static void spawned(char *const *words) {
     pid_t child;
     check(posix_spawnp(&child, words[0], NULL, NULL, words, environ), "posix_spawnp");
     check(waitpid(child, NULL, 0) != child, "waitpid");
+}
+
+static int become_true(void *unused) {
+    char *const words[] = {"true", NULL};
+    execve("/bin/true", words, environ);
+    (void)unused;
+    return 1;
+}
+
+/* A child on a stack of one page, below which there is no memory. */
+static void *small_stack(void *word) {
+    size_t page = sysconf(_SC_PAGESIZE);
+    int status = -1, access = PROT_READ | PROT_WRITE;
+    char *stack = mmap(NULL, 2 * page, access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    check(stack == MAP_FAILED || mprotect(stack, page, PROT_NONE), "mmap");
+    pid_t child = clone(become_true, stack + 2 * page, CLONE_VM | CLONE_VFORK | SIGCHLD, NULL);
+    check(waitpid(child, &status, 0) != child, "waitpid");
+    printf("%s %d\n", (char *)word, status);
+    fflush(stdout);
+    return NULL;
 }
 
 static void *children(void *unused) {
@@ -227,6 +335,14 @@ int main(int count, char **words) {
         many();
     else if (!strcmp(name, "choices"))
         choices();
+    else if (!strcmp(name, "later"))
+        later();
+    else if (!strcmp(name, "wider"))
+        wider();
+    else if (!strcmp(name, "alone"))
+        alone();
+    else if (!strcmp(name, "small stack"))
+        joined(started(small_stack, "status"));
     else if (!strcmp(name, "ends"))
         ends();
     else if (!strcmp(name, "children"))
