@@ -307,6 +307,15 @@ fn threads_of_a_static_program_are_pinned_from_outside() {
 }
 
 #[test]
+fn threads_of_a_program_with_address_sanitizer_are_pinned_from_outside() {
+    let program = program!(
+        compiled("threads.c", "asan", &["-pthread", "-fsanitize=address"]),
+        "threads_of_a_program_with_address_sanitizer_are_pinned_from_outside"
+    );
+    is_pinned_from_outside(&program, "loads AddressSanitizer");
+}
+
+#[test]
 fn threads_of_a_program_with_rights_of_another_are_pinned_from_outside() {
     const TEST: &str = "threads_of_a_program_with_rights_of_another_are_pinned_from_outside";
     let program =

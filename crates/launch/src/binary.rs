@@ -27,8 +27,17 @@ const HEADER: usize = 64;
 const TABLE: usize = 32;
 const ENTRY_BYTES: usize = 54;
 const ENTRIES: usize = 56;
-/// The loader's path (`PT_INTERP`).
-const INTERPRETER: u32 = 3;
+/// A part of the file in memory (`PT_LOAD`), the dynamic section (`PT_DYNAMIC`), and the loader's path
+/// (`PT_INTERP`).
+const LOADED: u64 = 1;
+const DYNAMIC: u64 = 2;
+const INTERPRETER: u64 = 3;
+/// Tags of the dynamic section: a library that is loaded (`DT_NEEDED`), and the address of the names
+/// (`DT_STRTAB`).
+const NEEDED: u64 = 1;
+const NAMES: u64 = 5;
+/// The name of AddressSanitizer's library begins with this.
+const SANITIZER: &[u8] = b"libasan.so";
 
 /// Why the loader preloads nothing into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +47,8 @@ pub enum NotPreloaded {
     /// It has rights of another user, of a group, or capabilities, so that the loader ignores
     /// `LD_PRELOAD`.
     Privileged,
+    /// It loads the library of AddressSanitizer, which ends programs that load another one before.
+    Sanitized,
     /// It is for another machine than this command, such as 32-bit programs.
     OtherMachine,
 }
@@ -48,6 +59,9 @@ impl NotPreloaded {
         match self {
             NotPreloaded::Static => "is linked statically",
             NotPreloaded::Privileged => "has rights of its own (set-user-id or capabilities)",
+            NotPreloaded::Sanitized => {
+                "loads AddressSanitizer, which preloaded libraries may not precede"
+            }
             NotPreloaded::OtherMachine => "is built for another kind of CPU, or for 32 bits",
         }
     }
@@ -120,15 +134,66 @@ fn not_loaded(file: &File) -> io::Result<Option<NotPreloaded>> {
     // The class is that of this command.
     let short = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let table = u64::from_ne_bytes(header[TABLE..TABLE + 8].try_into().unwrap_or_default());
+    let mut parts = Vec::new();
     for entry in 0..u64::from(short(ENTRIES)) {
-        let mut kind = [0; 4];
         let at = table.saturating_add(entry * u64::from(short(ENTRY_BYTES)));
-        file.read_exact_at(&mut kind, at)?;
-        if u32::from_ne_bytes(kind) == INTERPRETER {
-            return Ok(None);
+        // The kind and flags, the offset in the file, the address, another address, and the bytes.
+        let [kind, offset, address, _, bytes] = numbers(file, at)?;
+        // The kind is the first half in memory.
+        let [first, second, third, fourth, ..] = kind.to_ne_bytes();
+        let kind = u32::from_ne_bytes([first, second, third, fourth]).into();
+        parts.push(Part { kind, offset, address, bytes });
+    }
+    if !parts.iter().any(|part| part.kind == INTERPRETER) {
+        return Ok(Some(NotPreloaded::Static));
+    }
+    let is_sanitized = is_sanitized(file, &parts).unwrap_or(false);
+    Ok(Some(NotPreloaded::Sanitized).filter(|_| is_sanitized))
+}
+
+/// A part of a program's file.
+struct Part {
+    kind: u64,
+    offset: u64,
+    address: u64,
+    bytes: u64,
+}
+
+/// Numbers of 64 bits in a file.
+fn numbers<const N: usize>(file: &File, at: u64) -> io::Result<[u64; N]> {
+    let mut numbers = [0; N];
+    for (number, at) in numbers.iter_mut().zip((at..).step_by(8)) {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at)?;
+        *number = u64::from_ne_bytes(bytes);
+    }
+    Ok(numbers)
+}
+
+/// Whether the program names the library of AddressSanitizer among those that it needs.
+fn is_sanitized(file: &File, parts: &[Part]) -> io::Result<bool> {
+    let (mut needed, mut names) = (Vec::new(), 0);
+    for part in parts.iter().filter(|part| part.kind == DYNAMIC) {
+        for entry in 0..part.bytes.min(1 << 16) / 16 {
+            match numbers(file, part.offset.saturating_add(entry * 16))? {
+                [0, _] => break,
+                [NEEDED, name] => needed.push(name),
+                [NAMES, address] => names = address,
+                _ => {}
+            }
         }
     }
-    Ok(Some(NotPreloaded::Static))
+    let offset = parts.iter().filter(|part| part.kind == LOADED).find_map(|part| {
+        let inside = names.checked_sub(part.address).filter(|inside| *inside < part.bytes)?;
+        part.offset.checked_add(inside)
+    });
+    let Some(offset) = offset else { return Ok(false) };
+    let is_named = |name: &u64| {
+        let mut bytes = [0; SANITIZER.len()];
+        let read = file.read_exact_at(&mut bytes, offset.saturating_add(*name));
+        read.is_ok() && bytes == SANITIZER
+    };
+    Ok(needed.iter().any(is_named))
 }
 
 /// Whether the program gets rights that this process has not, so that the kernel sets `AT_SECURE`
