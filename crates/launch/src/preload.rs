@@ -923,6 +923,24 @@ mod tests {
     }
 
     #[test]
+    fn a_new_thread_waits_for_its_creator_but_not_for_ever() {
+        let state = AtomicU32::new(SETTLED);
+        assert!(is_settled(&state));
+        state.store(CREATED, Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while state.load(Relaxed) != SLEEPS {
+                    std::thread::yield_now();
+                }
+                state.store(SETTLED, Release);
+            });
+            assert!(is_settled(&state));
+        });
+        state.store(CREATED, Relaxed);
+        assert!(!is_settled(&state), "the creator never comes back");
+    }
+
+    #[test]
     fn masks_have_the_cpus_of_the_places() {
         let places = places("0,63,64,8191");
         let words: Vec<c_ulong> = (0..=WORDS).map(|at| places.start(at)).collect();
