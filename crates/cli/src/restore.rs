@@ -26,7 +26,8 @@ use crate::{output, settings, sysroot};
 /// restore --json`.
 ///
 /// Exit code: 0 everything that ended processes had left is back, or is shown (--list); 1 a setting
-/// could not be put back, a note is damaged, or the ledger cannot be read; 2 a request that makes no
+/// could not be put back, may have been left by a process in a container that is not seen from here,
+/// a note is damaged, or the ledger cannot be read; 2 a request that makes no
 /// sense.
 #[derive(Args, Clone, Debug)]
 pub struct RestoreArgs {
@@ -80,10 +81,32 @@ pub fn run(args: &RestoreArgs) -> Result<(), Stop> {
     };
     let printed = shown(output::format(args.json)).and_then(|text| output::write(&text));
     exports.write(printed, shown)?;
+    if args.list {
+        return Ok(());
+    }
     let stay = outcome.settled.iter().filter(|one| !one.is_settled()).count();
     match stay + outcome.listed.damaged.len() {
-        bad if bad == 0 || args.list => Ok(()),
+        0 => check_users(&outcome.listed.borrowed),
         bad => Err(Stop::Failed(anyhow!("settings that are not as they were: {bad}"))),
+    }
+}
+
+/// Fails if a setting has another value than before, and nobody is known to need it.
+fn check_users(borrowed: &[Entry]) -> Result<(), Stop> {
+    let is_changed = |entry: &Entry| entry.now.as_ref().is_some_and(|now| *now != entry.before);
+    let is_unknown = |entry: &Entry| {
+        let is = |life| entry.users.iter().any(|one| one.life == life);
+        is(Life::Unknown) && !is(Life::Lives)
+    };
+    let left = borrowed.iter().filter(|entry| is_changed(entry) && is_unknown(entry));
+    let left: Vec<&str> = left.map(|entry| entry.setting.as_str()).collect();
+    match left.is_empty() {
+        true => Ok(()),
+        false => Err(Stop::Failed(anyhow!(
+            "changed for processes in containers that are not seen from here: {}; if they have \
+             ended, type: pageleap restore --force",
+            left.join(" and ")
+        ))),
     }
 }
 

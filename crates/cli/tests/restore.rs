@@ -27,6 +27,9 @@ const ROOT: &str = "PAGELEAP_TEST_ROOT";
 const WISHES: &str = "PAGELEAP_TEST_WISHES";
 const EXECUTES: &str = "PAGELEAP_TEST_EXECUTES";
 
+/// A descriptor that each borrower inherits, which is not close-on-exec.
+const INHERITED: libc::c_int = 200;
+
 /// The process that borrows; started by [`Borrower::start`]. By itself, this test does nothing.
 #[test]
 fn a_borrower() {
@@ -77,7 +80,15 @@ impl Borrower {
         if let Some(program) = executes {
             command.env(EXECUTES, program);
         }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // SAFETY: the call takes numbers.
+        let inherit = || match unsafe { libc::dup2(1, INHERITED) } {
+            INHERITED => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        };
+        // SAFETY: the closure makes one system call, which touches no memory.
+        unsafe { command.pre_exec(inherit) };
+        let mut child = command.spawn().unwrap();
         let printed = BufReader::new(child.stdout.take().unwrap());
         Borrower { child, printed }
     }
@@ -306,6 +317,8 @@ fn a_user_may_execute_another_program_and_does_not_own_its_keeper() {
         let link = fs::read_link(format!("/proc/{keeper}/fd/{stream}")).unwrap();
         assert_eq!(link, Path::new("/dev/null"));
     }
+    assert!(fs::symlink_metadata(format!("/proc/{}/fd/{INHERITED}", user.pid())).is_ok());
+    assert!(fs::symlink_metadata(format!("/proc/{keeper}/fd/{INHERITED}")).is_err());
     // A service that ends sends this to all of its processes. The keeper stays.
     signal(keeper, libc::SIGTERM);
     assert_eq!((machine.users(THP), machine.text(THP)), (1, "never\n".into()));
@@ -343,6 +356,67 @@ fn restore_shows_who_borrows_and_takes_back_on_demand() {
     assert_eq!((&settled["outcome"], &settled["to"]), (&"put-back".into(), &"madvise".into()));
     assert_eq!(settled["users"][0]["pid"], user.pid());
     assert_eq!(all["borrowed"], Value::Array(Vec::new()));
+    assert_eq!(machine.text(THP), "madvise\n");
+}
+
+#[test]
+fn restore_fails_when_nobody_can_tell_whether_the_user_lives() {
+    const TEST: &str = "restore_fails_when_nobody_can_tell_whether_the_user_lives";
+    let machine = Machine::new("unknown");
+    let _user = Borrower::start(&machine.0, &format!("{THP}=never"));
+    // A new pid namespace, from which the user is not seen.
+    let restore = |arguments: &[&str]| {
+        Command::new("unshare")
+            .args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_pageleap"), "restore"])
+            .args(arguments)
+            .arg("--sysroot")
+            .arg(&machine.0)
+            .output()
+            .ok()
+            .filter(|output| !output.stderr.starts_with(b"unshare"))
+    };
+    let Some(output) = restore(&[]) else {
+        return skip(TEST, &"no new pid namespace can be made here");
+    };
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains(THP) && error.contains("type: pageleap restore --force"), "{error}");
+    assert_eq!(machine.text(THP), "never\n");
+    // What is shown is no failure, and what has the value before needs nobody.
+    assert_eq!(restore(&["--list"]).unwrap().status.code(), Some(0));
+    fs::write(machine.path(THP), "madvise\n").unwrap();
+    assert_eq!(restore(&[]).unwrap().status.code(), Some(0));
+    fs::write(machine.path(THP), "never\n").unwrap();
+    assert_eq!(restore(&["--force"]).unwrap().status.code(), Some(0));
+    assert_eq!(machine.text(THP), "madvise\n");
+}
+
+/// The inode of the first pid namespace, which sees all others.
+const FIRST_NAMESPACE: &str = "pid:[4026531836]";
+
+#[test]
+fn processes_that_may_not_be_looked_into_hide_no_end_of_a_container() {
+    const TEST: &str = "processes_that_may_not_be_looked_into_hide_no_end_of_a_container";
+    let own = fs::read_link("/proc/self/ns/pid").unwrap();
+    if !is_root() || own != Path::new(FIRST_NAMESPACE) {
+        return skip(TEST, &"only root in the first pid namespace sees containers");
+    }
+    let machine = Machine::new("hidden");
+    Borrower::start(&machine.0, &format!("{THP}=never")).kill_with_keeper(true);
+    // As if it had run in a container that has ended.
+    let note = fs::read_dir(machine.0.join("run/pageleap/settings")).unwrap().flatten();
+    let mut note = note.map(|entry| entry.path()).filter(|p| p.extension().is_some());
+    let note = note.next().unwrap();
+    let text = fs::read_to_string(&note).unwrap();
+    fs::write(&note, text.replace("\"pid_namespace\":4026531836", "\"pid_namespace\":17")).unwrap();
+    // Without this capability, namespaces of processes that have more cannot be read.
+    let output = Command::new("setpriv")
+        .args(["--bounding-set=-sys_ptrace", env!("CARGO_BIN_EXE_pageleap"), "restore"])
+        .arg("--sysroot")
+        .arg(&machine.0)
+        .output();
+    let Ok(output) = output else { return skip(TEST, &"setpriv is missing") };
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(machine.text(THP), "madvise\n");
 }
 

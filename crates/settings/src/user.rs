@@ -168,33 +168,39 @@ impl User {
     }
 
     /// Whether it lives, if it belongs to a namespace below the first one, where it has another
-    /// number.
+    /// number. Only a process with that number and start time can be this one. What the namespaces
+    /// of all others are does not matter, so it does not matter either whether they can be read.
     fn life_below(&self) -> Life {
         let Ok(entries) = fs::read_dir("/proc") else { return Life::Unknown };
         let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let mut is_all_seen = true;
+        let mut life = Life::Ended;
         for pid in pids {
-            match namespace_of(&format!("/proc/{pid}/ns/pid")) {
-                Ok(found) if found == self.pid_namespace && self.has_number(pid) => {
-                    return Life::Lives;
-                }
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    is_all_seen = false;
-                }
-                _ => {}
+            match self.life_as(pid) {
+                Life::Lives => return Life::Lives,
+                Life::Unknown => life = Life::Unknown,
+                Life::Ended => {}
             }
         }
-        if is_all_seen { Life::Ended } else { Life::Unknown }
+        life
     }
 
-    /// Whether the process with this number in the caller's namespace is this one.
-    fn has_number(&self, outer: u32) -> bool {
-        let status = fs::read_to_string(format!("/proc/{outer}/status")).unwrap_or_default();
-        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-        let inner = numbers.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok());
-        let stat = Stat::of(outer);
-        inner == Some(self.pid)
-            && stat.is_ok_and(|stat| stat.started == self.started && !stat.has_ended)
+    /// Whether the process with this number in the caller's namespace is this one, and lives.
+    fn life_as(&self, outer: u32) -> Life {
+        match fs::read(format!("/proc/{outer}/status")) {
+            Ok(status) if inner_number(&String::from_utf8_lossy(&status)) == Some(self.pid) => {}
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Life::Unknown,
+            _ => return Life::Ended,
+        }
+        match Stat::of(outer) {
+            Ok(stat) if stat.started == self.started && !stat.has_ended => {}
+            Err(error) if !is_no_process(&error) => return Life::Unknown,
+            _ => return Life::Ended,
+        }
+        match namespace_of(&format!("/proc/{outer}/ns/pid")) {
+            Ok(found) if found == self.pid_namespace => Life::Lives,
+            Err(error) if !is_no_process(&error) => Life::Unknown,
+            _ => Life::Ended,
+        }
     }
 
     /// Waits until it has ended.
@@ -249,6 +255,15 @@ fn own_namespace() -> Result<u64, String> {
 
 fn namespace_of(link: &str) -> io::Result<u64> {
     fs::metadata(link).map(|found| found.ino())
+}
+
+/// The number of a process in its own pid namespace, from its `status`. `None`: that is the
+/// namespace of `/proc`, none below.
+fn inner_number(status: &str) -> Option<u32> {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    let mut numbers = numbers.split_whitespace();
+    numbers.next()?;
+    numbers.last()?.parse().ok()
 }
 
 /// Fields of `/proc/PID/stat`.
@@ -317,6 +332,14 @@ mod tests {
         sleeper.0.wait().unwrap();
         assert_eq!(user.life(), Life::Ended);
         assert!(User::of(user.pid()).is_err());
+    }
+
+    #[test]
+    fn only_a_process_below_has_an_inner_number() {
+        assert_eq!(inner_number("Name:\tx\nNSpid:\t4711\nNSpgid:\t1\t2\n"), None);
+        assert_eq!(inner_number("NSpid:\t4711\t12\n"), Some(12));
+        assert_eq!(inner_number("NSpid:\t4711\t12\t7\n"), Some(7));
+        assert_eq!(inner_number("Name:\tx\n"), None);
     }
 
     #[test]
