@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
@@ -11,9 +11,9 @@ use crate::error::Error;
 /// What ends the name of a note that is being written.
 const NEW: &str = "new";
 
-/// The folder with all notes.
+/// The folder with all notes, and the one below which it is made, which has to exist.
 #[derive(Clone, Debug)]
-pub(crate) struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf, PathBuf);
 
 /// The ledger is locked as long as this lives.
 pub(crate) struct Turn {
@@ -21,8 +21,8 @@ pub(crate) struct Turn {
 }
 
 impl Folder {
-    pub fn at(path: PathBuf) -> Folder {
-        Folder(path)
+    pub fn below(base: PathBuf, path: &str) -> Folder {
+        Folder(base.join(path), base)
     }
 
     #[cfg(test)]
@@ -38,16 +38,37 @@ impl Folder {
     /// Locks the ledger. Makes the folder if it is missing. Notes that a killed process was writing
     /// are removed: nothing was changed before they had their names.
     pub fn lock(&self) -> Result<Turn, Error> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
-        made.map_err(|reason| failed("mkdir", &self.0, reason))?;
+        self.make()?;
         let path = self.0.join("lock");
         let file = open(&path, OpenOptions::new().create(true));
         let file = file.map_err(|reason| failed("open", &path, reason))?;
         lock(&file, libc::LOCK_EX).map_err(|reason| failed("flock", &path, reason))?;
-        for path in self.notes(NEW).unwrap_or_default() {
+        for path in self.unfinished() {
             let _ = fs::remove_file(path);
         }
         Ok(Turn { _file: file })
+    }
+
+    /// Notes that are being written, or were by a process that has been killed.
+    pub fn unfinished(&self) -> Vec<PathBuf> {
+        self.notes(NEW).unwrap_or_default()
+    }
+
+    /// Makes what is missing, but not the folder below which it is. What is there already has to
+    /// belong to this user or to root, and nobody else may write there.
+    fn make(&self) -> Result<(), Error> {
+        fs::metadata(&self.1).map_err(|reason| failed("open", &self.1, reason))?;
+        let mut path = self.1.clone();
+        for part in self.0.strip_prefix(&self.1).unwrap_or(&self.0) {
+            path.push(part);
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(failed("mkdir", &path, error));
+                }
+                _ => check_owner(&path).map_err(|reason| failed("mkdir", &path, reason))?,
+            }
+        }
+        Ok(())
     }
 
     /// The notes whose names end so. Without a folder there are none.
@@ -100,6 +121,24 @@ impl Folder {
     /// are gone then, too.
     fn synchronise(&self) {
         let _ = File::open(&self.0).and_then(|folder| folder.sync_all());
+    }
+}
+
+/// Whether a folder is none that another user controls.
+fn check_owner(path: &Path) -> io::Result<()> {
+    const WRITE_OF_OTHERS: u32 = 0o022;
+    let found = fs::symlink_metadata(path)?;
+    // SAFETY: the call takes no arguments.
+    let own = unsafe { libc::geteuid() };
+    match found.uid() {
+        _ if !found.is_dir() => Err(io::Error::other("it is no folder")),
+        uid if uid != 0 && uid != own => {
+            Err(io::Error::other(format!("it belongs to the user {uid}: remove it")))
+        }
+        _ if found.mode() & WRITE_OF_OTHERS != 0 => {
+            Err(io::Error::other("others may write there: chmod go-w"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -60,8 +60,8 @@ impl Ledger {
         let is_root = unsafe { libc::geteuid() } == 0;
         let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let own = own.filter(|path| path.is_absolute() && !is_root);
-        let folder = own.unwrap_or_else(|| PathBuf::from("/run")).join(FOLDER);
-        Ledger::at(folder, "/".into(), vec![KEEP.into()])
+        let folder = own.unwrap_or_else(|| PathBuf::from("/run"));
+        Ledger::at(Folder::below(folder, FOLDER), "/".into(), vec![KEEP.into()])
     }
 
     /// A ledger for a copy of a machine's files, with all of it below `root`: the notes in `run`,
@@ -70,12 +70,12 @@ impl Ledger {
         // The keeper works in another folder.
         let root = std::path::absolute(root.into()).unwrap_or_default();
         let arguments = vec![KEEP.into(), "--sysroot".into(), root.clone().into()];
-        Ledger::at(root.join("run").join(FOLDER), root, arguments)
+        Ledger::at(Folder::below(root.clone(), &format!("run/{FOLDER}")), root, arguments)
     }
 
-    fn at(folder: PathBuf, root: PathBuf, arguments: Vec<std::ffi::OsString>) -> Ledger {
+    fn at(folder: Folder, root: PathBuf, arguments: Vec<std::ffi::OsString>) -> Ledger {
         Ledger {
-            folder: Folder::at(folder),
+            folder,
             settings: Settings::below(root),
             keeper: Keeper::new("/proc/self/exe".into(), arguments),
             boot: fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned(),
@@ -133,7 +133,8 @@ impl Ledger {
     /// too. Without anything to put back, this only reads the ledger. A user who may not read the
     /// ledger may not change the settings either, so that is no error.
     pub fn settle(&self) -> Vec<Settled> {
-        if !self.runs().has_ended() && !self.values().has_ended() {
+        let is_clean = self.folder.unfinished().is_empty();
+        if is_clean && !self.runs().has_ended() && !self.values().has_ended() {
             return Vec::new();
         }
         match self.folder.lock() {
@@ -160,7 +161,8 @@ impl Ledger {
     /// The ledger cannot be read or locked.
     pub fn restore(&self, force: bool) -> Result<Vec<Settled>, Error> {
         let listed = self.list()?;
-        if listed.borrowed.is_empty() && listed.damaged.is_empty() {
+        let is_clean = self.folder.unfinished().is_empty();
+        if is_clean && listed.borrowed.is_empty() && listed.damaged.is_empty() {
             return Ok(Vec::new());
         }
         let _turn = self.folder.lock()?;

@@ -27,7 +27,7 @@ struct Scratch(Folder);
 impl Scratch {
     fn new(name: &str) -> Scratch {
         let name = format!("pageleap-ledger-{name}-{}", std::process::id());
-        let folder = Folder::at(std::env::temp_dir().join(name));
+        let folder = Folder::below(std::env::temp_dir(), &name);
         drop(folder.lock().unwrap());
         Scratch(folder)
     }

@@ -324,8 +324,32 @@ fn nothing_changes_without_a_ledger_or_a_keeper() {
     let error = machine.ledger.borrow(&user, &wishes).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, Error::Ledger { call: "mkdir", .. }), "{text}");
-    assert!(text.contains("run/pageleap/settings") && text.contains("run as root"), "{text}");
+    assert!(text.contains("/run: ") && text.contains("run as root"), "{text}");
     assert_eq!(machine.value(THP), "madvise");
+}
+
+#[test]
+fn only_own_folders_of_the_ledger_are_made_and_trusted() {
+    use std::os::unix::fs::PermissionsExt;
+    let machine = Machine::new("folders");
+    let base = machine.root.join("missing");
+    let folder = Folder::below(base.clone(), FOLDER);
+    assert!(folder.lock().is_err() && !base.exists());
+    fs::create_dir(&base).unwrap();
+    folder.lock().unwrap();
+    let own = base.join("pageleap");
+    assert_eq!(fs::metadata(&own).unwrap().permissions().mode() & 0o777, 0o700);
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(folder.lock().is_err());
+}
+
+#[test]
+fn an_unfinished_note_alone_is_removed() {
+    let machine = Machine::new("unfinished");
+    drop(machine.ledger.folder.lock().unwrap());
+    fs::write(machine.ledger.folder.note("x.new"), "").unwrap();
+    machine.ledger.restore(false).unwrap();
+    assert!(machine.ledger.folder.unfinished().is_empty());
 }
 
 #[test]
