@@ -513,14 +513,16 @@ fn the_program_ends_with_a_parent_that_is_killed() {
     soon(|| job::state_of(program).is_none_or(|state| state == 'Z'));
 }
 
-/// A shell line on a terminal of its own, with what it shows; `None` if script(1) is missing.
+/// A command on a terminal of its own, with what it shows; `None` if script(1) is missing. No shell
+/// stays between script(1) and the command: Ctrl-C would end a dash, whatever the command does.
 fn on_terminal(test: &str, line: &str) -> Option<(Child, ChildStdin, job::Shown)> {
     if Command::new("script").arg("--version").output().is_err() {
         skip(test, &"there is no script(1)");
         return None;
     }
     let mut script = Command::new("script");
-    script.args(["-qec", line, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    script.arg("-qec").arg(format!("exec {line}")).arg("/dev/null");
+    script.env("SHELL", "/bin/sh").stdin(Stdio::piped()).stdout(Stdio::piped());
     // A shell starts what runs in its background with SIGINT ignored.
     // SAFETY: the calls take no pointers.
     unsafe {
@@ -568,7 +570,7 @@ fn the_terminal_is_the_programs() {
     let program = std::env::current_exe().unwrap();
     for stays in ["", "-v "] {
         let line = format!(
-            "PAGELEAP_COUNTS=1 {} run {stays}{} --exact counting --nocapture --test-threads=1",
+            "env PAGELEAP_COUNTS=1 {} run {stays}{} --exact counting --nocapture --test-threads=1",
             env!("CARGO_BIN_EXE_pageleap"),
             program.display()
         );
