@@ -30,7 +30,7 @@ pub struct KeeperArgs {
 
 /// The ledger of this user, or of a copy of a machine's files.
 pub fn ledger(sysroot: Option<&PathBuf>) -> Ledger {
-    sysroot.map_or_else(Ledger::of_user, Ledger::below)
+    sysroot.map_or_else(Ledger::of_user, Ledger::below).telling(output::note)
 }
 
 /// Puts back what processes have left that were killed together with their keepers. Every command
@@ -49,7 +49,7 @@ pub fn keep(args: &KeeperArgs) -> Result<(), Stop> {
 pub fn reserve_huge_pages(page: PageSize, demands: &[(u32, u64)]) -> Result<BorrowedPages, Stop> {
     let demands: Vec<(NodeId, u64)> =
         demands.iter().map(|&(node, pages)| (NodeId(node), pages)).collect();
-    let reserved = match Ledger::of_user().add_huge_pages(page, &demands) {
+    let reserved = match ledger(None).add_huge_pages(page, &demands) {
         Err(Error::HugePages(error)) => return Err(error.into()),
         reserved => reserved.context("--reserve-huge-pages")?,
     };

@@ -97,6 +97,35 @@ fn settings_of_the_machine_are_put_back_however_the_runs_end() {
         assert_eq!(late.end(), (None, Some(libc::SIGKILL)));
         soon(is_back);
     }
+    // A program that has changed its user outlives a killed parent, and keeps the value.
+    let line = "exec setpriv --reuid 65534 --clear-groups sh -c 'echo $$; exec sleep 1000'";
+    let mut job = Job::start(pageleap(&[&flags[..], &["sh", "-c", line]].concat()));
+    let program = job.program;
+    job.signal(libc::SIGKILL);
+    assert_eq!(job.end(), (None, Some(libc::SIGKILL)));
+    let list = || {
+        let restore =
+            Command::new(env!("CARGO_BIN_EXE_pageleap")).args(["restore", "--list"]).output();
+        stdout(&restore.unwrap())
+    };
+    let row = || {
+        let text = list();
+        text.lines().find(|line| line.contains(BALANCING)).map(str::to_owned)
+    };
+    // The keeper of the parent has dropped the parent.
+    soon(|| row().is_some_and(|row| !row.contains("ended")));
+    assert!(row().unwrap().contains(&format!("sh ({program})")));
+    assert_eq!(balancing(), other);
+    // SAFETY: the call takes no pointers.
+    assert_eq!(unsafe { libc::kill(program, libc::SIGKILL) }, 0);
+    soon(is_back);
+    // Where the note cannot be written, nothing is changed, and nothing is left.
+    let bin = env!("CARGO_BIN_EXE_pageleap");
+    let line = format!("ulimit -f 0; exec {bin} run --system --balancing {switch} true");
+    let limited = Command::new("sh").args(["-c", &line]).output().unwrap();
+    assert_eq!(limited.status.code(), Some(125), "{limited:?}");
+    assert!(stderr(&limited).contains("File too large"), "{limited:?}");
+    assert!(is_back() && row().is_none());
     // A value of somebody else stays.
     let mut job = start();
     fs::write(BALANCING, "2").unwrap();
@@ -104,8 +133,7 @@ fn settings_of_the_machine_are_put_back_however_the_runs_end() {
     assert_eq!(job.end(), (None, Some(libc::SIGTERM)));
     assert_eq!(balancing(), "2");
     fs::write(BALANCING, &before).unwrap();
-    let left = Command::new(env!("CARGO_BIN_EXE_pageleap")).args(["restore", "--list"]).output();
-    assert!(!stdout(&left.unwrap()).contains(BALANCING));
+    assert!(row().is_none());
 }
 
 /// The value that the setting has, to find out whether it can be written.

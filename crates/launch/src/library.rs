@@ -12,7 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use pageleap_sys::Errno;
+use pageleap_sys::{Errno, without_file_size_signal};
 
 use crate::error::Error;
 use crate::place;
@@ -160,13 +160,13 @@ fn written(folder: &Path) -> Result<PathBuf, String> {
     let new = folder.join(format!(".{name}.{}.{time}", std::process::id()));
     let open = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new);
     let mut file: File = open.map_err(|error| shown(&error))?;
-    let mut write = || {
+    let write = || {
         file.write_all(LIBRARY)?;
         // Whatever the umask is.
         file.set_permissions(Permissions::from_mode(0o644))?;
         fs::rename(&new, &path)
     };
-    write().map_err(|error| {
+    without_file_size_signal(write).map_err(|error| {
         let _ = fs::remove_file(&new);
         shown(&error)
     })?;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::user::{NoUser, User};
 
@@ -72,6 +73,20 @@ pub enum Error {
         path: PathBuf,
         /// The kernel's error.
         reason: io::Error,
+    },
+    /// Another process held the lock of the ledger for the whole time. It does so for milliseconds
+    /// as a rule.
+    #[error(
+        "{}: {holder} has held this lock for {} s: if that process is stopped, continue it \
+         (kill -CONT); if it is stuck, end it", path.display(), limit.as_secs()
+    )]
+    Busy {
+        /// The file of the lock.
+        path: PathBuf,
+        /// How long this process has waited.
+        limit: Duration,
+        /// The process that holds it, if `/proc/locks` tells.
+        holder: String,
     },
     /// A note of the ledger cannot be read, so the value before is not known.
     #[error(

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use pageleap::pool::HugePageReservation;
 use pageleap::topology::Topology;
 use pageleap::{NodeId, PageSize};
+use pageleap_sys::without_file_size_signal;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -250,8 +251,8 @@ impl BorrowedPages {
     /// Adds a line to the run's file, by one call.
     fn write(&mut self, note: &Note) -> Result<(), Error> {
         let line = serde_json::to_string(note).expect("strings and numbers are JSON") + "\n";
-        let written = self.file.write_all(line.as_bytes()).and_then(|()| self.file.sync_data());
-        written.map_err(|reason| failed("write", &self.path, reason))
+        let write = || self.file.write_all(line.as_bytes()).and_then(|()| self.file.sync_data());
+        without_file_size_signal(write).map_err(|reason| failed("write", &self.path, reason))
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use pageleap::{NodeId, PageSize};
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::folder::Folder;
+use crate::folder::{self, Folder};
 use crate::huge_pages::{BorrowedPages, Runs, ThisMachine};
 use crate::keeper::{self, Keeper};
 use crate::setting::Settings;
@@ -82,6 +83,11 @@ impl Ledger {
         }
     }
 
+    /// The same ledger, which says that it waits when others hold its lock for longer than 2 s.
+    pub fn telling(self, waits: fn(&str)) -> Ledger {
+        Ledger { folder: self.folder.telling(waits), ..self }
+    }
+
     /// The same ledger with another program as its keeper.
     pub fn with_keeper(self, keeper: Keeper) -> Ledger {
         Ledger { keeper, ..self }
@@ -101,8 +107,8 @@ impl Ledger {
         let _turn = self.folder.lock()?;
         let settled = self.settle_in_turn();
         let paths = self.values().borrow(user, wishes, || self.keeper.start(user))?;
-        let (ledger, user, process) = (self.clone(), user.clone(), std::process::id());
-        Ok(Borrowed { ledger, user, paths, process, settled })
+        let (ledger, users, process) = (self.clone(), vec![user.clone()], std::process::id());
+        Ok(Borrowed { ledger, users, paths, process, settled })
     }
 
     /// Adds reserved huge pages for this process, however many are free. Each node is named once.
@@ -131,13 +137,18 @@ impl Ledger {
 
     /// Puts back all that ended processes have left, for example because their keepers were killed,
     /// too. Without anything to put back, this only reads the ledger. A user who may not read the
-    /// ledger may not change the settings either, so that is no error.
+    /// ledger may not change the settings either, so that is no error. If others hold the ledger for
+    /// 2 s, they or the next command do it.
     pub fn settle(&self) -> Vec<Settled> {
+        self.settle_within(folder::SILENT)
+    }
+
+    fn settle_within(&self, limit: Duration) -> Vec<Settled> {
         let is_clean = self.folder.unfinished().is_empty();
         if is_clean && !self.runs().has_ended() && !self.values().has_ended() {
             return Vec::new();
         }
-        match self.folder.lock() {
+        match self.folder.lock_within(limit) {
             Ok(_turn) => self.settle_in_turn(),
             Err(_) => Vec::new(),
         }
@@ -150,7 +161,7 @@ impl Ledger {
     /// `/proc` is not mounted.
     pub fn keep(&self, pid: u32, started: u64) -> Result<Vec<Settled>, Error> {
         keeper::wait_for_end(&User::noted(pid, started)?);
-        Ok(self.settle())
+        Ok(self.settle_within(Duration::MAX))
     }
 
     /// Puts back all that ended processes have left. With `force` also the settings of processes
@@ -273,7 +284,7 @@ impl UserEntry {
 #[must_use = "the settings are given back when it is dropped"]
 pub struct Borrowed {
     ledger: Ledger,
-    user: User,
+    users: Vec<User>,
     /// Notes.
     paths: Vec<PathBuf>,
     /// The process that has borrowed them.
@@ -285,6 +296,21 @@ impl Borrowed {
     /// What processes that had ended had left, and what became of it before this was borrowed.
     pub fn settled(&self) -> &[Settled] {
         &self.settled
+    }
+
+    /// Lets another process use the settings as well, until it ends or they are given back. It has a
+    /// keeper of its own then.
+    ///
+    /// # Errors
+    /// The ledger cannot be written or locked, or the keeper cannot be started. The process may use
+    /// some of the settings then.
+    pub fn share_with(&mut self, user: &User) -> Result<(), Error> {
+        let _turn = self.ledger.folder.lock_within(folder::SILENT)?;
+        self.ledger.keeper.start(user)?;
+        let values = self.ledger.values();
+        values.share(&self.paths, &self.users[0], user)?;
+        self.users.push(user.clone());
+        Ok(())
     }
 
     /// Gives the settings back now. A setting that others still use stays until they have ended.
@@ -305,7 +331,7 @@ impl Borrowed {
             return Vec::new();
         }
         match self.ledger.folder.lock() {
-            Ok(_turn) => self.ledger.values().give_back(&self.user, &paths),
+            Ok(_turn) => self.ledger.values().give_back(&self.users, &paths),
             // The keeper tries again at the end of the user.
             Err(_) => Vec::new(),
         }

@@ -149,12 +149,27 @@ impl Values<'_> {
         notes.into_iter().filter_map(|(path, note)| self.settle_one(&path, note, is_over)).collect()
     }
 
-    /// The same for one user and some of its settings, whether it has ended or not.
-    pub fn give_back(&self, user: &User, paths: &[PathBuf]) -> Vec<Settled> {
-        let is_over = |other: &User| other.is_same_process(user) || other.has_ended();
+    /// The same for some users and settings, whether the users have ended or not.
+    pub fn give_back(&self, users: &[User], paths: &[PathBuf]) -> Vec<Settled> {
+        let is_over = |other: &User| {
+            users.iter().any(|user| user.is_same_process(other)) || other.has_ended()
+        };
         let note = |path: &PathBuf| Some((path.clone(), Note::read(path).ok()??));
         let notes = paths.iter().filter_map(note);
         notes.filter_map(|(path, note)| self.settle_one(&path, note, &is_over)).collect()
+    }
+
+    /// Lets a second user have the settings of a first one, for as long as it lives.
+    pub fn share(&self, paths: &[PathBuf], first: &User, second: &User) -> Result<(), Error> {
+        for path in paths {
+            // Without a note, somebody has put the setting back by `restore --force`.
+            let Some(mut note) = Note::read(path)? else { continue };
+            let of_first = note.users.iter().find(|one| one.user.is_same_process(first));
+            let Some(why) = of_first.map(|one| one.why.clone()) else { continue };
+            note.users.push(Use { user: second.clone(), why });
+            write(self.folder, path, &note)?;
+        }
+        Ok(())
     }
 
     fn settle_one(

@@ -1,6 +1,6 @@
 //! Kernel interfaces that `libc` lacks or wraps too loosely for pageleap: memory policies, flags of
-//! memory files, futexes, threads, files below a directory, and copies of memory that other threads
-//! may be writing.
+//! memory files, futexes, threads, signals, files below a directory, and copies of memory that other
+//! threads may be writing.
 //!
 //! This crate decides nothing. Each function is one system call, or one loop of machine
 //! instructions. Some functions add a second attempt for older kernels. Errors are the kernel's
@@ -23,6 +23,7 @@ mod mempolicy;
 mod own;
 mod pagemap;
 mod process;
+mod signals;
 mod threads;
 mod uffd;
 mod wait;
@@ -54,6 +55,7 @@ pub use process::{
     resource_limit, run_shortly, scheduling, set_thp_disabled, static_memory, thp_disabled,
     thread_cpu_time_ns,
 };
+pub use signals::without_file_size_signal;
 pub use threads::{Thread, as_own_thread, is_own_thread, own_stack};
 pub use uffd::{
     UFFD_DEVICE, UffdMessage, open_uffd_device, uffd_copy, uffd_count_faults, uffd_feature,

@@ -137,7 +137,7 @@ fn start(args: &RunArgs) -> Result<ExitCode, Unstarted> {
     let words = Words::open(args.report_file.as_deref())?;
     let name = escaped(&name.to_string_lossy());
     let wishes = if args.dry_run { &[] } else { &plan.system[..] };
-    let borrowed = system::borrow(wishes, &name, &words)?;
+    let mut borrowed = system::borrow(wishes, &name, &words)?;
     let topology = topology.as_ref();
     let applied =
         apply(&plan.settings, topology, &mut ThisThread, args.no_fallback).map_err(launch)?;
@@ -156,7 +156,12 @@ fn start(args: &RunArgs) -> Result<ExitCode, Unstarted> {
                 told(&applied, &plan).iter().for_each(|line| words.say(line));
             }
             let watch = watch::Watch::new(&words, args.verbose, poller, plan.library.as_deref());
-            let outcome = watch.run(&program, &plan.environment).map_err(launch)?;
+            let share = |child| {
+                if let Some(borrowed) = &mut borrowed {
+                    system::share(borrowed, child, &name, &words);
+                }
+            };
+            let outcome = watch.run(&program, &plan.environment, share).map_err(launch)?;
             // Before this process ends, perhaps by the program's signal.
             drop(borrowed);
             Ok(ExitCode::from(outcome.repeat()))

@@ -36,6 +36,16 @@ pub fn wishes(args: &RunArgs) -> Result<Vec<(&'static str, &'static str)>, Refus
     }
 }
 
+/// Lets the program use the settings, too. It may outlive a parent that is killed, for example if it
+/// has changed its user.
+pub fn share(borrowed: &mut Borrowed, child: i32, program: &str, words: &Words) {
+    // One that has ended needs nothing.
+    let Ok(user) = User::of(child.unsigned_abs()) else { return };
+    if let Err(error) = borrowed.share_with(&user.about_to_execute(program)) {
+        words.say(&format!("if this process is killed, the settings go before {program}: {error}"));
+    }
+}
+
 /// Borrows the settings for a program of this name, until the value is dropped.
 pub fn borrow(
     wishes: &[(&'static str, &'static str)],

@@ -42,11 +42,12 @@ impl<'a> Watch<'a> {
         Watch { words, is_verbose, poller, library, started: Instant::now(), looks }
     }
 
-    /// Starts the program, and waits for its end.
+    /// Starts the program, and waits for its end. `started` gets its number.
     pub fn run(
         mut self,
         program: &Program,
         environment: &[(OsString, Option<OsString>)],
+        started: impl FnOnce(i32),
     ) -> Result<Outcome, Error> {
         // systemd names the process that gets its sockets (sd_listen_fds(3)).
         const FOR_PROCESS: &str = "LISTEN_PID";
@@ -64,6 +65,7 @@ impl<'a> Watch<'a> {
         };
         // SAFETY: this command has started no thread.
         let parent = unsafe { Parent::start(become_program) }?;
+        started(parent.child());
         if self.is_verbose {
             self.words.say(&format!("process: {}", parent.child()));
         }

@@ -329,6 +329,60 @@ fn nothing_changes_without_a_ledger_or_a_keeper() {
 }
 
 #[test]
+fn a_wait_for_the_ledger_is_told_and_ends() {
+    thread_local!(static TOLD: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) });
+    let machine = Machine::new("busy");
+    let folder = machine.ledger.folder.clone();
+    let folder = folder.telling(|line| TOLD.with(|told| told.borrow_mut().push(line.to_owned())));
+    let turn = folder.lock().unwrap();
+    // The lock is the file's, so it excludes this process, too.
+    let error = folder.lock_within(folder::SILENT + Duration::from_millis(50)).err().unwrap();
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    let own = format!("({})", std::process::id());
+    let told = TOLD.with(|told| told.borrow().clone());
+    let lock = folder.path().join("lock").display().to_string();
+    // A container may hide the locks of its processes.
+    let holder = error.to_string();
+    assert!(holder.starts_with(&lock), "{holder}");
+    assert!(holder.contains(&own) || holder.contains("another process"), "{holder}");
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with(&format!("waiting for {lock}, which ")), "{told:?}");
+    let waiter = std::thread::spawn({
+        let folder = folder.clone();
+        move || folder.lock_within(Duration::MAX).is_ok()
+    });
+    drop(turn);
+    assert!(waiter.join().unwrap());
+}
+
+#[test]
+fn a_setting_that_is_shared_stays_until_both_have_ended() {
+    for first_ends_first in [true, false] {
+        let machine = Machine::new(&format!("shared-{first_ends_first}"));
+        let (first, second) = (Sleeper::new(), Sleeper::new());
+        let wishes = [Wish::new(THP, "never", "a test"), Wish::new(BALANCING, "0", "a test")];
+        let mut borrowed = machine.ledger.borrow(&first.user(), &wishes).unwrap();
+        borrowed.share_with(&second.user()).unwrap();
+        borrowed.leave_to_keeper();
+        let (one, other) = if first_ends_first { (first, second) } else { (second, first) };
+        drop(one);
+        assert_eq!(machine.settle(), [] as [&str; 0]);
+        assert_eq!((machine.value(THP), machine.value(BALANCING)), ("never".into(), "0".into()));
+        drop(other);
+        assert_eq!(machine.settle().len(), 2);
+        machine.is_as_before();
+    }
+    // What is given back in order waits for none of them.
+    let machine = Machine::new("shared-and-given-back");
+    let (first, second) = (Sleeper::new(), Sleeper::new());
+    let wish = [Wish::new(THP, "never", "a test")];
+    let mut borrowed = machine.ledger.borrow(&first.user(), &wish).unwrap();
+    borrowed.share_with(&second.user()).unwrap();
+    assert_eq!(borrowed.give_back().len(), 1);
+    machine.is_as_before();
+}
+
+#[test]
 fn only_own_folders_of_the_ledger_are_made_and_trusted() {
     use std::os::unix::fs::PermissionsExt;
     let machine = Machine::new("folders");
@@ -341,6 +395,19 @@ fn only_own_folders_of_the_ledger_are_made_and_trusted() {
     assert_eq!(fs::metadata(&own).unwrap().permissions().mode() & 0o777, 0o700);
     fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
     assert!(folder.lock().is_err());
+}
+
+#[test]
+fn a_folder_of_the_environment_that_others_may_write_to_has_no_ledger() {
+    use std::os::unix::fs::PermissionsExt;
+    let machine = Machine::new("open-base");
+    fs::set_permissions(&machine.root, fs::Permissions::from_mode(0o777)).unwrap();
+    let error = machine.ledger.folder.lock().err().unwrap().to_string();
+    assert!(error.starts_with(&format!("open {}: others may", machine.root.display())), "{error}");
+    for mode in [0o755, 0o1777] {
+        fs::set_permissions(&machine.root, fs::Permissions::from_mode(mode)).unwrap();
+        assert!(machine.ledger.folder.lock().is_ok());
+    }
 }
 
 #[test]
