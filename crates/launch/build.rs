@@ -1,4 +1,4 @@
-//! Compiles `src/preload.rs` into a shared library that the crate embeds, so that an installed
+//! Compiles `src/preload` into a shared library that the crate embeds, so that an installed
 //! command is one file.
 //!
 //! It is compiled by itself, without the standard library and without libc as a dependency: the
@@ -11,7 +11,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SOURCE: &str = "src/preload.rs";
+/// The folder of the library's modules.
+const SOURCE: &str = "src/preload";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -22,7 +23,8 @@ fn main() {
         // The crate is empty there.
         return;
     }
-    let source = Path::new(&variable("CARGO_MANIFEST_DIR")).join(SOURCE);
+    // rustc looks for the parts of a `#[path]` beside it, as for those of a file named mod.rs.
+    let source = Path::new(&variable("CARGO_MANIFEST_DIR")).join(SOURCE).join("mod.rs");
     let root = out.join("root.rs");
     let text = format!(
         "#![no_std]\n#[path = {source:?}]\nmod preload;\n#[panic_handler]\nfn panic(_: \
