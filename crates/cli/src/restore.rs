@@ -52,7 +52,7 @@ pub struct RestoreArgs {
     pub sysroot: Option<PathBuf>,
 }
 
-/// What was put back, and what is borrowed afterwards.
+/// The settings that were put back, and those that are borrowed afterwards.
 struct Outcome {
     settled: Vec<Settled>,
     listed: Listed,
@@ -69,7 +69,7 @@ struct Object<'a> {
     damaged: Vec<String>,
 }
 
-/// Puts settings back, and prints and exports what was done.
+/// Puts settings back, and prints and exports the outcome.
 pub fn run(args: &RestoreArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     let ledger = settings::ledger(args.sysroot.as_ref());

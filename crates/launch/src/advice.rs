@@ -1,4 +1,4 @@
-//! What to set for a program on this machine: the rules of a paper as a decision tree.
+//! Advises settings for a program on this machine: the rules of a paper as a decision tree.
 //!
 //! The paper is Memarzia, Ray and Bhavsar, "The Art of Efficient In-memory Query Processing on NUMA
 //! Systems: a Systematic Approach" (2019). It measures automatic balancing, huge pages, memory
@@ -20,7 +20,7 @@ pub use facts::{Balancing, Facts, HugePageSetting, Speed};
 pub const PAPER: &str = "Memarzia, Ray, Bhavsar: The Art of Efficient In-memory Query Processing on \
                          NUMA Systems: a Systematic Approach, 2019";
 
-/// What a piece of advice is about.
+/// The setting that a piece of advice is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topic {
     /// Automatic NUMA balancing by the kernel.
@@ -48,7 +48,7 @@ impl Topic {
     }
 }
 
-/// What is advised.
+/// The answer of a piece of advice: whether the setting should be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// To set something.
@@ -76,9 +76,9 @@ impl Verdict {
 /// One piece of advice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// What it is about.
+    /// The setting that it is about.
     pub topic: Topic,
-    /// What is advised.
+    /// Whether the setting should be made.
     pub verdict: Verdict,
     /// The advice in a few words.
     pub summary: String,
@@ -92,7 +92,7 @@ pub struct Advice {
     pub why: String,
     /// Sections of the paper, and documents of this project.
     pub source: &'static str,
-    /// What it costs, and whom it affects.
+    /// Its price, and the programs that it affects.
     pub costs: Option<String>,
     /// Where measurements of this project, or newer kernels and libraries, differ from the paper.
     pub differs: Option<String>,
@@ -151,7 +151,7 @@ pub enum Pattern {
     Sequential,
 }
 
-/// What its user knows of a program; `None` for what is not known.
+/// Traits of a program, as its user knows them. A trait that is not known is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
     /// Threads that work at the same time.
@@ -176,7 +176,7 @@ impl Workload {
     }
 }
 
-/// What to set for such a program on such a machine: one piece of advice for each topic.
+/// Advises settings for such a program on such a machine: one piece of advice for each topic.
 pub fn advise(facts: &Facts, workload: &Workload) -> Vec<Advice> {
     vec![
         rules::balancing(facts),

@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::policy::{MemoryPolicy, Mode, node_list};
 use crate::settings::Settings;
 
-/// What [`apply`] has done.
+/// The result of [`apply`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// The settings in force, as the kernel has told them afterwards. Settings that were not asked
@@ -200,7 +200,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Notes what happens instead of a refused call.
+    /// Notes the fallback of a refused call, or returns the error if nothing may stand in.
     fn fall_back(&mut self, error: Error, instead: &str) -> Result<(), Error> {
         if self.is_strict {
             return Err(error);

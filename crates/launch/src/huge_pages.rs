@@ -12,8 +12,8 @@ use pageleap::topology::SysFiles;
 /// The system's setting, with brackets around the value: `always [madvise] never`.
 const SETTING: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 
-/// Environment variables by which allocators are told to ask for huge pages: name, what separates
-/// several settings in one variable, the name of the setting, its value, and the allocator.
+/// Environment variables by which allocators are told to ask for huge pages: name, separator of
+/// several settings in one variable, name of the setting, its value, and the allocator.
 const ALLOCATORS: [(&str, &str, &str, &str, &str); 2] = [
     ("GLIBC_TUNABLES", ":", "glibc.malloc.hugetlb", "=1", "glibc 2.35 or newer"),
     ("MALLOC_CONF", ",", "thp", ":always", "jemalloc 5 or newer"),
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(value(&plain, "MALLOC_CONF"), Some("thp:always".into()));
         let told = plain.told.unwrap();
         assert!(told.contains("MALLOC_CONF=thp:always (jemalloc 5 or newer)"), "{told}");
-        // What the user has set stays, and other settings are kept.
+        // The user's value of the same setting stays, and so do other settings of the variable.
         let set = [("GLIBC_TUNABLES", "glibc.malloc.hugetlb=2"), ("MALLOC_CONF", "narenas:4")];
         let kept = asked("always [madvise] never\n", &set);
         assert_eq!(value(&kept, "GLIBC_TUNABLES"), None);

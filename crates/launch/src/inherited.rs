@@ -1,10 +1,11 @@
-//! What the process was started with, and Rust's runtime changes before `main`.
+//! A program gets SIGPIPE and closed standard files as this process was started with them, although
+//! Rust's runtime changes both before `main`:
 //!
 //! * **SIGPIPE.** The runtime ignores it, and `execve(2)` keeps ignored signals. A program started so
 //!   would go on after its reader has gone, instead of ending. To give back the default would be as
 //!   wrong: systemd starts services with SIGPIPE ignored, and they count on it.
 //! * **Closed files.** The runtime opens /dev/null for standard input, output and error that are
-//!   closed. A program started so would not notice that nobody gets what it writes.
+//!   closed. A program started so would not notice that nobody gets its output.
 //!
 //! So both are read before the runtime changes them.
 
@@ -34,16 +35,16 @@ extern "C" fn note() {
     }
 }
 
-/// Makes SIGPIPE and standard files what they were when the process was started. Standard error
-/// stays open until the program starts, for what is to be said if it does not.
+/// Gives SIGPIPE and standard files the state that they had when the process was started. Standard
+/// error stays open until the program starts, for the message if it does not start.
 pub(crate) fn give_back() {
     let ignored = IGNORED_SIGPIPE.load(Ordering::Relaxed);
     // SAFETY: neither of the two is a function.
     unsafe { libc::signal(libc::SIGPIPE, if ignored { libc::SIG_IGN } else { libc::SIG_DFL }) };
     for (number, closed) in (0..).zip(&CLOSED) {
         if closed.load(Ordering::Relaxed) {
-            // SAFETY: the runtime has opened the file, and closing it at the execve(2) that follows
-            // is what its caller has asked for.
+            // SAFETY: the runtime has opened the file, which the caller of this process wanted to be
+            // closed. The execve(2) that follows closes it.
             unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
     }

@@ -31,7 +31,7 @@
 //! ([`preloaded`]), or a [`Poller`] in the parent where the loader preloads nothing
 //! ([`not_preloaded`]).
 //!
-//! What to set for a program on a machine: [`advice`].
+//! [`advice`] tells which settings suit a program on a machine.
 //!
 //! Deciding is apart from doing: [`apply`] works on the trait [`Calls`], which tests implement.
 

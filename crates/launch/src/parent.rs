@@ -358,7 +358,7 @@ fn passed_on() -> libc::sigset_t {
     }
 }
 
-/// What a process does with signals, before it was changed.
+/// The signals that a process blocked and ignored before both were changed.
 struct Signals {
     mask: libc::sigset_t,
     /// Whether the end of a child was ignored. Then nobody could wait for one.

@@ -81,8 +81,8 @@ impl Program {
     /// Becomes the program (`execve(2)`), and returns only if that fails. `changes` of the
     /// environment are names with their new values; `None` takes a variable out.
     ///
-    /// The program inherits what this process has inherited: ignored signals and closed standard
-    /// files, too, which Rust's runtime changes before `main`. The process has one thread.
+    /// The program inherits ignored signals and closed standard files as this process has inherited
+    /// them, although Rust's runtime changes both before `main`. The process has one thread.
     #[must_use = "it returns only if the program was not started"]
     pub fn exec(&self, changes: &[(OsString, Option<OsString>)]) -> Error {
         let (Ok(path), Ok(words), Ok(environment)) = (

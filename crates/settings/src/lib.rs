@@ -36,7 +36,7 @@
 //!
 //! Someone who writes the borrowed value itself, during the loan, cannot be told apart from the
 //! ledger: the value before is put back. If a user joins after a third value was written, that value
-//! becomes the value before, because it is what others want when nobody borrows.
+//! becomes the value before, because others want it when nobody borrows.
 //!
 //! Another wish for a borrowed setting is refused as long as one of its users lives. Several wishes
 //! of one call are fulfilled all or none: all are checked before the first note is written, and if a

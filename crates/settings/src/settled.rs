@@ -1,4 +1,4 @@
-//! What became of settings that were borrowed, as values for a caller to print.
+//! How loans of settings have ended, as values for a caller to print.
 
 use std::fmt;
 
@@ -6,19 +6,19 @@ use serde::Serialize;
 
 use crate::user::User;
 
-/// A setting whose users have ended, and what became of it.
+/// A setting whose users have ended, and the outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Settled {
     /// The file, or `huge pages of 2m on node 0`.
     pub setting: String,
-    /// What was done.
+    /// Whether the setting was put back, or why not.
     #[serde(flatten)]
     pub outcome: Outcome,
     /// The processes that had borrowed it.
     pub users: Vec<User>,
 }
 
-/// What was done with a setting.
+/// How the loan of a setting has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -51,7 +51,7 @@ pub enum Outcome {
     },
     /// A note that made no sense was removed on demand.
     NoteRemoved {
-        /// What was wrong with it.
+        /// Why it made no sense.
         why: String,
     },
 }

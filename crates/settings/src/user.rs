@@ -35,7 +35,7 @@ pub struct NoUser {
     pub pid: u32,
     /// Why not.
     pub reason: String,
-    /// What would help.
+    /// How to fix it.
     pub remedy: &'static str,
 }
 
@@ -168,8 +168,8 @@ impl User {
     }
 
     /// Whether it lives, if it belongs to a namespace below the first one, where it has another
-    /// number. Only a process with that number and start time can be this one. What the namespaces
-    /// of all others are does not matter, so it does not matter either whether they can be read.
+    /// number. Only a process with that number and start time can be this one. The namespaces of all
+    /// others do not matter, so it does not matter either whether they can be read.
     fn life_below(&self) -> Life {
         let Ok(entries) = fs::read_dir("/proc") else { return Life::Unknown };
         let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());

@@ -61,7 +61,7 @@ struct Node {
     weight: Option<u64>,
 }
 
-/// What is known of the program; null for what is not.
+/// The traits of the program, as the user knows them. A trait that is not known is null.
 #[derive(Serialize)]
 struct Program {
     threads: Option<usize>,

@@ -108,7 +108,7 @@ pub enum Access {
     Unknown,
 }
 
-/// The advice, and what it depends on.
+/// The advice, with the facts and the traits on which it depends.
 struct Advised {
     facts: Facts,
     workload: Workload,
@@ -119,7 +119,7 @@ struct Advised {
     warnings: Vec<String>,
 }
 
-/// What may be said of a program that runs already.
+/// Advice on programs that run already: only their memory can still be moved.
 const RUNNING: &str = "A program that runs already keeps its policy and its allocator, but its memory \
                        can be moved: `pageleap status PROCESS` shows where it lies, and `pageleap move \
                        PROCESS --to NODES` moves it.";

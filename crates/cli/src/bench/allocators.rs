@@ -255,7 +255,7 @@ fn finished(mut command: Command) -> anyhow::Result<Output> {
         })
     };
     let mut child = command.spawn()?;
-    // What it prints fits into a pipe, so nobody has to read meanwhile.
+    // The child's output fits into a pipe, so nobody has to read meanwhile.
     while child.try_wait()?.is_none() {
         if interrupt::received().is_some() {
             child.kill()?;

@@ -1,4 +1,5 @@
-//! The options of `pageleap run`: numactl's letters with numactl's meaning, and what numactl lacks.
+//! The options of `pageleap run`: numactl's letters with numactl's meaning, and options that numactl
+//! lacks.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,11 +13,11 @@ use crate::bytes;
 
 /// Start a program with a memory policy, on CPUs, and with settings of its own.
 ///
-/// The letters are those of numactl, and mean the same; options end at the first word that is none.
-/// The command becomes the program (execve), unless something has to stay behind. The kernel drops
-/// nodes and CPUs outside of the cpuset in silence: the settings are read back, and what was dropped
-/// is named. Where the kernel or a container refuses a setting, the nearest one stands in, and one
-/// line on standard error says so; --no-fallback refuses instead.
+/// The letters are those of numactl, and mean the same; options end at the first word that is not an
+/// option. The command becomes the program (execve), unless something has to stay behind. The kernel
+/// drops nodes and CPUs outside of the cpuset in silence, so the settings are read back, and dropped
+/// nodes and CPUs are named. Where the kernel or a container refuses a setting, the nearest one
+/// stands in, and one line on standard error says so; --no-fallback refuses instead.
 ///
 /// Exit code: that of the program; 125 the program was not started, 126 it cannot be executed, 127
 /// there is no such program.
@@ -186,7 +187,7 @@ pub enum Place {
 #[derive(Clone, Debug)]
 pub struct OfNumactl(pub Option<String>);
 
-/// Name, letter, whether it takes a value, and what to use instead.
+/// Name, letter, whether it takes a value, and the reason or an alternative.
 const REFUSED: [(&str, char, bool, &str); 14] = [
     (
         "show",

@@ -75,7 +75,7 @@ pub fn json(applied: &Applied, plan: &Plan) -> anyhow::Result<String> {
     Ok(text + "\n")
 }
 
-/// The commands: what no command of a system can do is a comment.
+/// The commands. A setting that no command of a system can make is a comment.
 fn lines(applied: &Applied, plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     match applied.settings.is_thp_disabled {

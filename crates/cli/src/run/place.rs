@@ -19,7 +19,7 @@ pub struct Placed {
     pub places: Vec<usize>,
     /// Changes of the program's environment.
     pub environment: Vec<(OsString, Option<OsString>)>,
-    /// What there is to say.
+    /// Messages for the user: why threads are not placed, or are pinned from outside.
     pub notes: Vec<String>,
     /// The one who pins threads from outside, if nothing is preloaded.
     pub poller: Option<Poller<HostTasks>>,
@@ -48,7 +48,7 @@ impl Placed {
         };
         let Some(topology) = topology else { return Ok(Placed::default()) };
         let cpus = ThisThread.cpus().unwrap_or_else(|_| topology.allowed_cpus());
-        // What a filter refuses here, it refuses the threads, too.
+        // The program inherits the filters of this process, so a refusal here is one there, too.
         if let Err(errno) = ThisThread.set_cpus(&cpus) {
             let why = format!(
                 "--place, --home: sched_setaffinity: {errno}: a filter of the container refuses it; threads \

@@ -2,7 +2,8 @@
 //!
 //! Three habits need a look at the words before they are parsed:
 //!
-//! * Options end at the first word that is none: `pageleap run -m 0 ls -l`. A `--` is put there.
+//! * Options end at the first word that is not an option: `pageleap run -m 0 ls -l`. A `--` is put
+//!   there.
 //! * `same` stands for the nodes that were named last: `-N 0 -m same`. It becomes
 //!   `same:cpunodebind`, because a text such as `+0` stands for other nodes after another option.
 //! * `--balancing` takes no value in numactl, and may be followed by the program. Here `on` and

@@ -1,4 +1,4 @@
-//! What `pageleap run` says of its own, apart from the program's output.
+//! Messages of `pageleap run` itself, apart from the program's output.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::output;
 use crate::stop::Refusal;
 
-/// Where it says it: standard error, or the file of `--report-file`. The file is closed when the
+/// Where messages go: to standard error, or to the file of `--report-file`, which is closed when the
 /// program starts.
 pub struct Words(Option<RefCell<File>>);
 

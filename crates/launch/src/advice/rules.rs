@@ -134,7 +134,8 @@ pub fn huge_pages(facts: &Facts, workload: &Workload) -> Advice {
     }
 }
 
-/// What this project has measured, and how to try huge pages all the same.
+/// Measurements of this project, which differ from the paper's. So the user should measure the
+/// program with huge pages, too, in the way `by`.
 fn measured(by: &str) -> String {
     format!(
         "Random reads of 1 GiB that the program had written before took 13 ns each with huge pages \
@@ -250,7 +251,7 @@ fn why_interleave(facts: &Facts) -> String {
     why
 }
 
-/// What weights add, and what they are.
+/// The reason for weights, with the nodes' bandwidths and weights as far as they are known.
 fn weighted(facts: &Facts) -> String {
     let shown = |value: fn(&super::Speed) -> Option<u64>, unit: &str| {
         let known = facts.memory.iter().map(|node| Some((node.node.0, value(node)?)));

@@ -55,7 +55,7 @@ fn the_papers_machine_gets_the_papers_advice() {
         combined(&advice).unwrap(),
         "pageleap run --balancing off --thp off -i all --place sparse --alloc tbbmalloc COMMAND"
     );
-    // What is not known of the program stays a condition.
+    // A trait that is not known stays a condition.
     let conditions = advice.iter().filter(|one| one.condition.is_some()).count();
     assert_eq!(conditions, 4, "{advice:?}");
     let known = Workload {

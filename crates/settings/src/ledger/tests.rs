@@ -290,7 +290,7 @@ fn wishes_are_fulfilled_all_or_none() {
     refused(Wish::new("/sys/no/such", "1", "a test"), "open /sys/no/such");
     refused(Wish::new("/etc/passwd", "1", "a test"), "/etc/passwd");
     refused(Wish::new(BALANCING, "1", "a test"), "cannot become 1");
-    // The first one was changed by then: what is written as `[b]` reads as `b`.
+    // The file was changed by then: it reads `b` after `[b]` was written.
     let file = "/sys/folded";
     fs::write(machine.path(file), "a").unwrap();
     refused(Wish::new(file, "[[b]]", "a test"), "/sys/folded becomes b when [b] is written");
