@@ -1,23 +1,18 @@
 //! Runs `pageleap advise` as a user would, on this machine and on recorded ones.
 
+#[path = "common/command.rs"]
+mod command;
 #[path = "../../pageleap/tests/common/tree.rs"]
 mod tree;
 
-use std::process::{Command, Output};
+use std::process::Command;
 
+use command::{json, pageleap, stderr, text};
 use serde_json::{Value, json};
 use tree::{RECORDED, Tree};
 
-fn pageleap(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
-    command.args(words);
-    command
-}
-
 fn advise(flags: &[&str]) -> Command {
-    let mut command = pageleap(&["advise"]);
-    command.args(flags);
-    command
+    pageleap("advise", flags)
 }
 
 fn on(tree: &Tree, flags: &[&str]) -> Command {
@@ -26,25 +21,20 @@ fn on(tree: &Tree, flags: &[&str]) -> Command {
     command
 }
 
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// The standard output of a run that must succeed.
-fn text(mut command: Command) -> String {
-    let output = command.output().expect("pageleap starts");
-    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn json(command: Command) -> Value {
-    serde_json::from_str(&text(command)).unwrap()
-}
-
 /// The advice on a topic.
 fn topic<'a>(advised: &'a Value, name: &str) -> &'a Value {
     let all = advised["advice"].as_array().unwrap();
     all.iter().find(|one| one["topic"] == name).unwrap()
+}
+
+/// Checks that `pageleap run` accepts the options of a line with its command still to be filled in.
+#[track_caller]
+fn check_accepted(line: &str) {
+    let options = line.strip_prefix("pageleap run ").and_then(|rest| rest.strip_suffix("COMMAND"));
+    let options = options.unwrap_or_else(|| panic!("{line}")).split_whitespace();
+    let words: Vec<&str> = ["--dry-run"].into_iter().chain(options).chain(["/bin/true"]).collect();
+    let output = pageleap("run", &words).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{line}: {}", stderr(&output));
 }
 
 /// A recorded machine with balancing and huge pages on, as distributions have them.
@@ -66,12 +56,7 @@ fn the_command_is_accepted_by_pageleap_run_on_this_machine() {
     ] {
         let advised = json(advise(flags));
         let Some(line) = advised["command"].as_str() else { continue };
-        let mut words: Vec<&str> = line.split(' ').collect();
-        assert_eq!((words.remove(0), words.pop()), ("pageleap", Some("COMMAND")));
-        words.insert(1, "--dry-run");
-        words.push("/bin/true");
-        let output = pageleap(&words).output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{line}: {}", stderr(&output));
+        check_accepted(line);
     }
 }
 
@@ -83,12 +68,7 @@ fn each_recorded_machine_gets_options_that_exist() {
         let line = advised["command"].as_str().unwrap();
         // The nodes of that machine may not exist here, and its allocators may not be installed.
         let here = line.replace("-i 0-1", "-i all").replace(" --alloc tbbmalloc", "");
-        let mut words: Vec<&str> = here.split(' ').skip(1).collect();
-        words.pop();
-        words.insert(1, "--dry-run");
-        words.push("/bin/true");
-        let output = pageleap(&words).output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{name}: {line}: {}", stderr(&output));
+        check_accepted(&here);
     }
 }
 

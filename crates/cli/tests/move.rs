@@ -1,5 +1,7 @@
 //! Runs `pageleap move` as a user would. What needs several nodes runs in the lab.
 
+#[path = "common/command.rs"]
+mod command;
 #[path = "../../pageleap/tests/common/mod.rs"]
 mod common;
 #[path = "../../pageleap/tests/common/nodes.rs"]
@@ -11,6 +13,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 
+use command::{check_code, stderr};
 use common::skip;
 use nodes::several;
 use pageleap::process::{MappingKind, ProcessMemory};
@@ -21,20 +24,14 @@ use two_threads::TwoThreads;
 const BYTES: u64 = 8 << 20;
 
 fn pageleap(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
-    command.arg("move").args(arguments);
-    command
+    command::pageleap("move", arguments)
 }
 
 fn run(arguments: &[&str]) -> Output {
     pageleap(arguments).output().expect("pageleap starts")
 }
 
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// What it has to say besides how far it is, which it says where a move takes long.
+/// Its messages besides those of progress, which it writes while a long move is under way.
 fn complaints(output: &Output) -> String {
     let said = stderr(output);
     said.lines().filter(|line| !line.starts_with("moved ")).collect()
@@ -52,11 +49,9 @@ fn json(arguments: &[&str]) -> Value {
 }
 
 /// The error message of a run that must fail with `code` and print no result.
+#[track_caller]
 fn failure(arguments: &[&str], code: i32) -> String {
-    let output = run(arguments);
-    assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
-    assert!(output.stdout.is_empty());
-    stderr(&output)
+    command::failure(pageleap(arguments), code)
 }
 
 /// A shell with a large variable. It answers each line with the length of the variable, and takes
@@ -211,7 +206,7 @@ fn processes_that_have_ended_are_told() {
     let mut holder = Holder::named(&name, BYTES);
     let output = run(&[&name, "--to", "all", "--all"]);
     let note = format!("nothing to move in process {pid}: it has ended");
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    check_code(&output, 0);
     assert!(stderr(&output).contains(&note), "{}", stderr(&output));
     zombie.wait().unwrap();
     holder.check();
@@ -254,7 +249,7 @@ fn processes_may_be_more_than_the_usual_limit_of_open_files() {
     // SAFETY: the group of a child that nobody has waited for.
     unsafe { libc::kill(-(parent.id() as i32), libc::SIGKILL) };
     parent.wait().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    check_code(&output, 0);
     let all: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(all["processes"].as_array().unwrap().len() > FILES as usize, "{all}");
 }
@@ -287,7 +282,7 @@ fn ranges_are_moved_once_and_holes_in_them_are_told() {
     assert_eq!(plan(&[&whole, &whole]), plan(&[&whole]));
     // Page 1 is never mapped.
     let output = run(&[&pid, "--to", "all", "--range", &whole, "--range", "1000-2000"]);
-    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    check_code(&output, 1);
     let summary = String::from_utf8_lossy(&output.stdout);
     assert!(summary.contains("nothing is mapped there"), "{summary}");
     let why = failure(&[&pid, "--to", "all", "--range", "1000-2000"], 2);
@@ -382,7 +377,7 @@ fn an_interrupt_ends_it_with_a_summary() {
     holder.wait_for(&mut child, to, before + 1);
     drop(holder);
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    check_code(&output, 1);
     let summary = String::from_utf8_lossy(&output.stdout);
     assert!(summary.contains("has ended"), "{summary}");
 }
@@ -425,7 +420,7 @@ fn another_user_is_told_what_is_missing() {
     let mut holder = Holder::start();
     let mut command = pageleap(&[&holder.pid(), "--to", "all"]);
     let output = command.uid(65_534).gid(65_534).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    check_code(&output, 1);
     assert!(stderr(&output).contains("CAP_SYS_PTRACE"), "{}", stderr(&output));
     holder.check();
 }

@@ -1,6 +1,8 @@
 //! Runs programs under `pageleap run`, as a shell would. The kernel's own files tell what was set:
 //! programs print their `/proc/self`.
 
+#[path = "common/command.rs"]
+mod command;
 #[path = "../../pageleap/tests/common/mod.rs"]
 mod common;
 #[path = "../../pageleap/tests/common/filter.rs"]
@@ -14,44 +16,30 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use command::{check_code, failure, stderr, stdout, text};
 use common::skip;
 use filter::{Action, install_filter};
 use job::{Job, soon};
 use serde_json::{Value, json};
 
 fn pageleap(flags: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
-    command.arg("run").args(flags);
-    command
+    command::pageleap("run", flags)
 }
 
 fn output(flags: &[&str]) -> Output {
     pageleap(flags).output().expect("pageleap starts")
 }
 
-fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 /// The standard output of a run that succeeds and says nothing of its own.
 #[track_caller]
 fn silent(flags: &[&str]) -> String {
-    let output = output(flags);
-    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{flags:?}");
-    stdout(&output)
+    text(pageleap(flags))
 }
 
 /// The error of a run that starts nothing.
 #[track_caller]
 fn refused(flags: &[&str], code: i32) -> String {
-    let output = output(flags);
-    assert_eq!(output.status.code(), Some(code), "{flags:?}: {}", stderr(&output));
-    assert!(output.stdout.is_empty());
-    stderr(&output)
+    failure(pageleap(flags), code)
 }
 
 /// The first node that this process may use, and the CPUs on which it may run.
@@ -194,7 +182,7 @@ fn huge_pages_are_off_or_asked_for() {
     let of = |flags: &[&str]| {
         let output =
             output(&[flags, &["sh", "-c", "grep THP_enabled /proc/self/status; env"]].concat());
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        check_code(&output, 0);
         (stdout(&output), stderr(&output))
     };
     let (off, said) = of(&["--thp", "off"]);

@@ -1,6 +1,8 @@
 //! Runs `pageleap topology` as a user would, on this machine, on recorded ones and on hostile
 //! trees.
 
+#[path = "common/command.rs"]
+mod command;
 #[path = "../../pageleap/tests/common/mod.rs"]
 mod common;
 #[path = "topology/sandbox.rs"]
@@ -12,8 +14,9 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
+use command::{failure, json, text};
 use serde_json::{Value, json};
 use tree::{NODE, RECORDED, Tree};
 
@@ -23,38 +26,13 @@ const NOBODY: u32 = 65_534;
 const MEMINFO: &str = "Node 0 MemTotal: 1024 kB\nNode 0 MemFree: 512 kB\n";
 
 fn pageleap(flags: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
-    command.arg("topology").args(flags);
-    command
+    command::pageleap("topology", flags)
 }
 
 fn on(tree: &Tree, flags: &[&str]) -> Command {
     let mut command = pageleap(flags);
     command.arg("--sysroot").arg(tree.root());
     command
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// The standard output of a run that must succeed.
-fn text(mut command: Command) -> String {
-    let output = command.output().expect("pageleap starts");
-    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn json(command: Command) -> Value {
-    serde_json::from_str(&text(command)).unwrap()
-}
-
-/// The error message of a run that must fail with `code` and write nothing else.
-fn failure(mut command: Command, code: i32) -> String {
-    let output = command.output().expect("pageleap starts");
-    assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
-    assert!(output.stdout.is_empty());
-    stderr(&output)
 }
 
 #[test]

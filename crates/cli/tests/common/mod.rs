@@ -1,4 +1,4 @@
-//! What the tests of several commands need.
+//! Interrupts pageleap as Ctrl-C does, for the tests of several commands.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use pipe::full_pipe;
 
-/// Runs pageleap, interrupts it as Ctrl-C does when it has run for some time, and returns what
-/// became of it.
+/// Runs pageleap, interrupts it as Ctrl-C does when it has run for some time, and returns its output.
 pub fn interrupted(arguments: &[&str], after: Duration) -> Output {
     interrupted_when(arguments, |_| std::thread::sleep(after))
 }
