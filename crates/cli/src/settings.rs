@@ -33,7 +33,7 @@ pub fn ledger(sysroot: Option<&PathBuf>) -> Ledger {
     sysroot.map_or_else(Ledger::of_user, Ledger::below).telling(output::note)
 }
 
-/// Puts back what processes have left that were killed together with their keepers. Every command
+/// Puts back settings of processes that were killed together with their keepers. Every command
 /// but `keep-settings` and `restore` does this first.
 pub fn settle() {
     tell(&Ledger::of_user().settle());
@@ -57,7 +57,7 @@ pub fn reserve_huge_pages(page: PageSize, demands: &[(u32, u64)]) -> Result<Borr
     Ok(reserved)
 }
 
-/// Says what became of settings, a line for each.
+/// Tells how loans of settings have ended, a line for each.
 fn tell(settled: &[Settled]) {
     settled.iter().for_each(|one| output::note(&one.to_string()));
 }

@@ -1,5 +1,7 @@
 //! `pageleap run` with settings of the whole machine, with other allocators, and with a home.
 
+#[path = "common/command.rs"]
+mod command;
 #[path = "../../pageleap/tests/common/mod.rs"]
 mod common;
 #[path = "run/job.rs"]
@@ -8,6 +10,7 @@ mod job;
 use std::fs;
 use std::process::{Command, Output};
 
+use command::{failure, stderr, stdout};
 use common::{is_root, skip};
 use job::{Job, soon};
 use serde_json::Value;
@@ -16,29 +19,16 @@ use serde_json::Value;
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 
 fn pageleap(flags: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
-    command.arg("run").args(flags);
-    command
+    command::pageleap("run", flags)
 }
 
 fn output(flags: &[&str]) -> Output {
     pageleap(flags).output().expect("pageleap starts")
 }
 
-fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 #[track_caller]
 fn refused(flags: &[&str]) -> String {
-    let output = output(flags);
-    assert_eq!(output.status.code(), Some(125), "{flags:?}: {}", stderr(&output));
-    assert!(output.stdout.is_empty());
-    stderr(&output)
+    failure(pageleap(flags), 125)
 }
 
 fn balancing() -> String {
@@ -173,7 +163,7 @@ fn the_program_gets_the_allocator_that_was_named() {
     assert!(!mapped(&["--alloc", "glibc"]));
     assert!(mapped(&["--alloc", &name]));
     assert!(mapped(&["--alloc", &library]));
-    // What the user preloads is kept, behind it.
+    // Libraries that the user preloads are kept, behind it.
     let mut kept = pageleap(&["--alloc", &name, "sh", "-c", "echo $LD_PRELOAD"]);
     let kept = stdout(&kept.env("LD_PRELOAD", "/lib/kept.so").output().unwrap());
     assert_eq!(kept.trim(), format!("{library}:/lib/kept.so"));

@@ -17,13 +17,13 @@ use pageleap_sys::{Errno, without_file_size_signal};
 use crate::error::Error;
 use crate::place;
 
-/// The library, as `build.rs` has compiled it from `preload.rs`.
+/// The library, as `build.rs` has compiled it from `preload/`.
 pub(crate) const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libpageleap-place.so"));
 /// The beginning of the file's name; a number of its contents follows.
 const PREFIX: &str = "libpageleap-place-";
 /// The loader's list of libraries.
 const LD_PRELOAD: &str = "LD_PRELOAD";
-/// What separates the paths of that list. A path with one of them cannot be in it.
+/// Separators of the paths of that list. A path with one of them cannot be in it.
 const SEPARATORS: [u8; 2] = *b": ";
 
 /// Changes of the environment by which threads of a program come to these places, or to none. `home`
@@ -85,9 +85,9 @@ struct Folder {
     mode: u32,
 }
 
-/// The folders of this user, the best one first. What root starts may change its user, so others
-/// may read root's, which lies apart from the files that only root may see. XDG_RUNTIME_DIR of root
-/// may be that of the user who has become root, and does not count.
+/// The folders of this user, the best one first. A program that root starts may change its user, so
+/// others may read root's folder, which lies apart from the files that only root may see.
+/// XDG_RUNTIME_DIR of root may be that of the user who has become root, and does not count.
 fn folders(inherited: &impl Fn(&str) -> Option<OsString>) -> Vec<Folder> {
     // SAFETY: the call takes no pointers.
     let user = unsafe { libc::geteuid() };
@@ -114,7 +114,7 @@ fn file(folders: &[Folder]) -> Result<PathBuf, Error> {
 
 impl Folder {
     /// Makes the folder, or tells why it cannot have the file. Nobody else may be able to write to
-    /// it, because the program runs what is in the file.
+    /// it, because the program runs the code in the file.
     fn usable(&self) -> Result<(), String> {
         let bytes = self.path.as_os_str().as_bytes();
         if !self.path.is_absolute() || bytes.iter().any(|byte| SEPARATORS.contains(byte)) {
@@ -180,8 +180,8 @@ fn is_library(path: &Path) -> bool {
 }
 
 /// Whether nobody but root and this user can put another folder in the place of this one: all
-/// folders on its path are theirs, and others may not write to them, or may at least not rename what
-/// is not their own (sticky).
+/// folders on its path are theirs, and others may not write to them, or may at least not rename
+/// files of others (sticky).
 fn is_safe_above(folder: &Path) -> Result<(), String> {
     // SAFETY: the call takes no pointers.
     let user = unsafe { libc::geteuid() };
@@ -315,7 +315,7 @@ mod tests {
         }
         let found = file(&[folder(open), folder(root.join("own"))]).unwrap();
         assert!(found.starts_with(root.join("own")));
-        // Somebody else may rename what lies in a folder that all may write to, unless it is sticky.
+        // Others may rename files in a folder that all may write to, unless it is sticky.
         let above = root.join("above");
         fs::create_dir(&above).unwrap();
         for (mode, is_safe) in [(0o777, false), (0o1777, true), (0o775, false), (0o755, true)] {

@@ -18,7 +18,7 @@ pub enum Error {
     NoSetting {
         /// As the wish names it.
         file: PathBuf,
-        /// What is wrong with it.
+        /// Why it cannot be borrowed.
         reason: String,
     },
     /// A living process needs another value.
@@ -96,7 +96,7 @@ pub enum Error {
     Damaged {
         /// The note.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it makes no sense.
         reason: String,
     },
     /// The process that puts settings back could not be started.

@@ -12,7 +12,7 @@ use pageleap_sys::without_file_size_signal;
 use crate::error::Error;
 use crate::user::User;
 
-/// What ends the name of a note that is being written.
+/// The ending of the name of a note that is being written.
 const NEW: &str = "new";
 
 /// How long a command waits for the ledger in silence. Whoever holds the lock writes a few small
@@ -114,8 +114,8 @@ impl Folder {
         self.notes(NEW).unwrap_or_default()
     }
 
-    /// Makes what is missing, but not the folder below which it is. What is there already has to
-    /// belong to this user or to root, and nobody else may write there.
+    /// Makes the missing folders, but not the one below which they are. Folders that exist already
+    /// have to belong to this user or to root, and nobody else may write there.
     fn make(&self) -> Result<(), Error> {
         fs::metadata(&self.base).map_err(|reason| failed("open", &self.base, reason))?;
         // Who owns /run is the system's affair. Another folder is named by the environment.

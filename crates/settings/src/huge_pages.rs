@@ -26,7 +26,7 @@ use crate::folder::{Folder, failed, lock, open};
 use crate::settled::{Outcome, Settled};
 use crate::user::User;
 
-/// What ends the name of a run's file.
+/// The ending of the name of a run's file.
 const END: &str = "run";
 
 /// Pages of one size on one node, as a line of a run's file.
@@ -208,7 +208,7 @@ pub struct BorrowedPages {
 }
 
 impl BorrowedPages {
-    /// What processes that had ended had left, and what became of it before these pages were added.
+    /// Pages that ended processes had left, and how they were settled before these were added.
     pub fn settled(&self) -> &[Settled] {
         &self.settled
     }

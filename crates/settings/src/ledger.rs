@@ -1,4 +1,4 @@
-//! The ledger: borrows settings, gives them back, and tells what is borrowed.
+//! The ledger: borrows settings, gives them back, and lists the borrowed ones.
 
 use std::fs;
 use std::path::PathBuf;
@@ -154,7 +154,7 @@ impl Ledger {
         }
     }
 
-    /// What the keeper does: waits until the process has ended that had this number and start time,
+    /// The task of the keeper: waits until the process with this number and start time has ended,
     /// then settles.
     ///
     /// # Errors
@@ -266,7 +266,7 @@ pub struct UserEntry {
     /// The process.
     #[serde(flatten)]
     pub user: User,
-    /// What the setting is for.
+    /// The purpose of the setting.
     pub why: String,
     /// Whether it lives.
     pub life: Life,
@@ -293,7 +293,7 @@ pub struct Borrowed {
 }
 
 impl Borrowed {
-    /// What processes that had ended had left, and what became of it before this was borrowed.
+    /// Settings that ended processes had left, and how each was settled before this was borrowed.
     pub fn settled(&self) -> &[Settled] {
         &self.settled
     }

@@ -15,7 +15,7 @@ use crate::setting::{Settings, value_of};
 use crate::settled::{Outcome, Settled};
 use crate::user::User;
 
-/// What ends the name of a note.
+/// The ending of a note's name.
 const END: &str = "value";
 
 /// A value that a process needs a setting to have.
@@ -25,7 +25,7 @@ pub struct Wish {
     pub file: PathBuf,
     /// The value, as it is written to the file.
     pub value: String,
-    /// What it is for, in the words of the command.
+    /// The purpose, in the words of the command.
     pub why: String,
 }
 
@@ -72,7 +72,7 @@ impl Note {
         }
     }
 
-    /// What is to be done at the end of the last user, when the setting has the value `now`.
+    /// How the loan has to end at the end of the last user, when the setting has the value `now`.
     fn ending(&self, now: &str) -> Ending {
         match now {
             now if now == self.before => Ending::Nothing,
@@ -82,7 +82,7 @@ impl Note {
     }
 }
 
-/// What is to be done with a setting at the end of its last user.
+/// How a loan ends at the end of the setting's last user.
 #[derive(Debug, PartialEq)]
 enum Ending {
     /// It was never changed, or somebody has put it back.
@@ -104,7 +104,7 @@ fn name_of(file: &str) -> String {
     format!("{name}.{END}")
 }
 
-/// A wish that has been checked, and what undoes it.
+/// A wish that has been checked, with the values that undo it.
 struct Plan {
     path: PathBuf,
     /// The value that the setting has now.
@@ -285,7 +285,7 @@ impl Values<'_> {
         if found != value {
             self.settings.check_writable(&file)?;
         }
-        // If somebody has written another value since, that value is what comes back in the end.
+        // A value that somebody else has written since comes back in the end.
         let before = match &earlier {
             Some(earlier) if found == earlier.value => earlier.before.clone(),
             _ => found.clone(),

@@ -95,7 +95,7 @@ fn launch(error: Error) -> Unstarted {
     Unstarted::Launch(error)
 }
 
-/// What is to be set, before the kernel is asked.
+/// The settings that the options ask for, before the kernel has been asked.
 pub struct Plan {
     settings: Settings,
     /// Changes of the program's environment.
@@ -176,7 +176,7 @@ fn start(args: &RunArgs) -> Result<ExitCode, Unstarted> {
     }
 }
 
-/// What was set, for `--verbose`.
+/// The settings in force, as lines for `--verbose`.
 fn told(applied: &Applied, plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     let Settings { memory, cpus, is_thp_disabled, .. } = &applied.settings;
@@ -223,7 +223,7 @@ impl Plan {
         if args.localalloc {
             plan.settings.memory = Some(MemoryPolicy::new(Mode::Local, Vec::new()));
         }
-        // What is off for the whole machine needs no setting of the program.
+        // A setting that is off for the whole machine need not be off for the program, too.
         let is_off = |switch| args.system && switch == Switch::Off;
         if let Some(switch) = args.balancing.filter(|switch| !is_off(*switch)) {
             let asked = plan.settings.memory.take();

@@ -1,4 +1,4 @@
-//! The parent that stays behind: with `--verbose` it says what the kernel tells of the program, and
+//! The parent that stays behind: with `--verbose` it shows the kernel's view of the program, and
 //! with `--place` it pins threads of programs that preload nothing.
 
 use std::ffi::OsString;
@@ -18,7 +18,7 @@ const FIRST: Duration = Duration::from_millis(100);
 /// When the parent looks at its memory: by then most have allocated something.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the parent does while the program runs.
+/// The parent while the program runs: it tells about the program, pins its threads, or both.
 pub struct Watch<'a> {
     words: &'a Words,
     is_verbose: bool,
@@ -92,7 +92,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// What the kernel tells of the program at one of the looks.
+/// The kernel's view of the program at one of the looks.
 fn seen(pid: i32, at: Duration, library: Option<&Path>) -> Vec<String> {
     let Ok(memory) = ProcessMemory::read(pid as u32) else { return Vec::new() };
     if at == FIRST {
@@ -110,7 +110,7 @@ fn seen(pid: i32, at: Duration, library: Option<&Path>) -> Vec<String> {
     lines
 }
 
-/// How the program has ended, and what it has used.
+/// How the program has ended, with its CPU time and its memory.
 fn end(outcome: Outcome, time: Duration) -> String {
     let how = match outcome {
         Outcome::Exited(status) => format!("exit status {status}"),
