@@ -3,7 +3,9 @@
 
 use anyhow::Context;
 use pageleap::PageSize;
-use pageleap::topology::Topology;
+use pageleap::topology::{Node, SysFiles, Topology};
+use pageleap_launch::cores_of;
+use pageleap_measure::matrix::Initiator;
 
 use crate::stop::{Refusal, Stop};
 
@@ -53,9 +55,20 @@ pub fn choose_nodes(
     })
 }
 
+/// The node with its CPUs that this process may use, if it has any: one of each core first.
+pub fn initiator(topology: &Topology, node: &Node) -> Option<Initiator> {
+    let allowed = topology.allowed_cpus();
+    let cpus: Vec<usize> = node.cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
+    let cores = cores_of(&cpus, &SysFiles::host());
+    let most = cores.iter().map(Vec::len).max().unwrap_or(0);
+    let of_each = |nth: usize| cores.iter().filter_map(move |core| core.get(nth).copied());
+    let cpus: Vec<usize> = (0..most).flat_map(of_each).collect();
+    (!cpus.is_empty()).then_some(Initiator { node: node.id, cpus })
+}
+
 /// The nodes of this machine, with free huge pages of the size of `page`.
 pub fn nodes(page: PageSize) -> Result<Vec<NodeMemory>, Stop> {
-    let memory = |node: &pageleap::topology::Node| NodeMemory {
+    let memory = |node: &Node| NodeMemory {
         id: node.id.0,
         total_bytes: node.total_bytes,
         free_bytes: node.free_bytes,

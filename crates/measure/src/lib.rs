@@ -16,6 +16,8 @@
 //!   finds lost writes.
 //! * [`leap`]: runs one job, watches it from outside, and keeps the observations.
 //! * [`jobs`]: short jobs at rest, each beside copies of the same bytes.
+//! * [`matrix`]: latency and bandwidth of memory from each node to each node.
+//! * [`probing`]: a probe of latency beside the sweep that it replaces.
 //! * [`churn`]: threads that allocate and free memory, to compare allocators.
 //! * [`memcpy`]: the base line for leaps: copies of the same bytes by one thread.
 //! * [`private`]: private anonymous memory for measurements.
@@ -33,9 +35,11 @@ pub mod figures;
 pub mod jobs;
 pub mod leap;
 pub mod load;
+pub mod matrix;
 pub mod memcpy;
 pub mod phase;
 pub mod private;
+pub mod probing;
 mod random;
 pub mod sample;
 pub mod statistics;
@@ -66,6 +70,14 @@ pub enum Error {
         name: &'static str,
         /// Why.
         source: io::Error,
+    },
+    /// Memory for a measurement lies on another node than it was asked for.
+    #[error("memory that was taken for {node} lies elsewhere: {verified}")]
+    Elsewhere {
+        /// The node.
+        node: pageleap::NodeId,
+        /// Pages by node, in words.
+        verified: String,
     },
     /// A job ended before all pages had moved, so its time is meaningless.
     #[error("a leap did not move all of its {pages} pages, so its time says nothing: {report}")]

@@ -54,6 +54,8 @@ mod job;
 #[cfg(not(loom))]
 mod kernel;
 #[cfg(not(loom))]
+pub mod latency;
+#[cfg(not(loom))]
 mod leap;
 #[cfg(not(loom))]
 mod limits;

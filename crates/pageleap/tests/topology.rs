@@ -5,7 +5,7 @@ mod strange;
 #[path = "common/tree.rs"]
 mod tree;
 
-use pageleap::topology::{Access, HugePages, Node, SysFiles, Topology};
+use pageleap::topology::{Access, HugePages, Node, SysFiles, Topology, last_level_cache_bytes};
 use pageleap::{Error, NodeId};
 use tree::{NODE, RECORDED, Tree};
 
@@ -353,4 +353,33 @@ fn a_missing_root_directory_is_an_error() {
         refusal(&Tree::empty()).contains("sys/devices/system/cpu/online"),
         "neither nodes nor CPUs"
     );
+}
+
+#[test]
+fn caches_that_cpus_share_count_once() {
+    let tree = Tree::empty();
+    let small = [("1", "Data", "32K"), ("1", "Instruction", "64K"), ("2", "Unified", "1024K")];
+    for (cpu, sharing) in [(0, "0-1"), (1, "0-1"), (2, "2")] {
+        let all = small.iter().chain([&("3", "Unified", "4096K")]);
+        for (index, (level, kind, size)) in all.enumerate() {
+            let shared = if *level == "3" { sharing.to_owned() } else { cpu.to_string() };
+            let values =
+                [("level", *level), ("type", kind), ("size", size), ("shared_cpu_list", &shared)];
+            for (name, value) in values {
+                let folder = format!("sys/devices/system/cpu/cpu{cpu}/cache/index{index}");
+                tree.put(&format!("{folder}/{name}"), format!("{value}\n"));
+            }
+        }
+    }
+    let bytes = |cpus: &[usize]| last_level_cache_bytes(&SysFiles::at(tree.root()), cpus);
+    assert_eq!(bytes(&[0]), Some(4 << 20));
+    assert_eq!(bytes(&[0, 1]), Some(4 << 20));
+    assert_eq!(bytes(&[0, 1, 2]), Some(8 << 20));
+    // The kernel says nothing about CPU 3, and damaged files say nothing either.
+    assert_eq!(bytes(&[0, 3]), None);
+    assert_eq!(bytes(&[]), None);
+    for (name, value) in [("size", "4 MB"), ("shared_cpu_list", "x"), ("level", "")] {
+        tree.put(&format!("sys/devices/system/cpu/cpu2/cache/index3/{name}"), value);
+        assert_eq!(bytes(&[2]), None, "{name}");
+    }
 }

@@ -1,5 +1,5 @@
 //! Kernel interfaces that `libc` lacks or wraps too loosely for pageleap: memory policies, flags of
-//! memory files, futexes, threads, signals, files below a directory, and copies of memory that other
+//! memory files, futexes, threads, signals, cache lines, files below a directory, and copies of memory that other
 //! threads may be writing.
 //!
 //! This crate decides nothing. Each function is one system call, or one loop of machine
@@ -12,6 +12,7 @@
 
 mod affinity;
 mod apart;
+mod cache;
 mod copy;
 mod descriptor;
 mod errno;
@@ -30,6 +31,7 @@ mod wait;
 
 pub use affinity::{CpuMask, affinity, set_affinity, try_affinity};
 pub use apart::{Trial, call_apart};
+pub use cache::{CAN_FLUSH_LINES, LINE_BYTES, flush_line, wait_for_flushes};
 pub use copy::{CopyLoop, CopyMethod, copy_racing, memcpy_is_watched, zero};
 pub use descriptor::{FileIdentity, Kept, KeptFd, PidFd, out_of_the_way};
 pub use errno::Errno;

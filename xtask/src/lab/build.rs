@@ -62,8 +62,17 @@ pub const TEST_BINARIES: [&str; 35] = [
 ];
 
 /// The test binaries of the command. They start the command from the path where cargo has put it.
-const COMMAND_TEST_BINARIES: [&str; 8] =
-    ["bench_nodes", "demo", "doctor", "move", "namespaces", REAL_PROGRAMS, "run", "run_nodes"];
+const COMMAND_TEST_BINARIES: [&str; 9] = [
+    "bench_nodes",
+    "demo",
+    "doctor",
+    "measured",
+    "move",
+    "namespaces",
+    REAL_PROGRAMS,
+    "run",
+    "run_nodes",
+];
 
 /// The test binary that moves programs of the host.
 const REAL_PROGRAMS: &str = "real";

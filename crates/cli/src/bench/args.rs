@@ -10,12 +10,13 @@ use pageleap_measure::jobs::{SCATTERED, SMALL, Shape};
 use pageleap_measure::load::{Pattern, Rate, Rows, Work, Writing};
 
 use super::allocators::AllocatorsArgs;
+use super::prober::ProberArgs;
 use crate::bytes;
 use crate::engine::Asked;
 use crate::export::Exports;
 use crate::times::wait_budget;
 
-/// Measure what leaps cost on this machine, and compare allocators.
+/// Measure what leaps cost on this machine; compare allocators, and probes of latency.
 #[derive(Args, Clone, Debug)]
 #[command(arg_required_else_help = true)]
 pub struct BenchArgs {
@@ -29,6 +30,7 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     Allocators(AllocatorsArgs),
     Engines(Box<EnginesArgs>),
+    Prober(ProberArgs),
 }
 
 /// Compare the engines with a memcpy of the same bytes, without load and while a thread writes.

@@ -13,6 +13,7 @@ mod gaps;
 mod job_rows;
 mod jobs;
 mod place;
+mod prober;
 mod rows;
 mod run;
 
@@ -37,6 +38,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Stop> {
     match &args.command {
         BenchCommand::Allocators(args) => allocators::run(args),
         BenchCommand::Engines(args) => engines(args),
+        BenchCommand::Prober(args) => prober::run(args),
     }
 }
 

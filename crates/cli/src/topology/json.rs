@@ -6,6 +6,9 @@ use pageleap::NodeId;
 use pageleap::topology::{Node, Topology};
 use serde::Serialize;
 
+use super::measure::Measured;
+use super::measured::JsonMeasured;
+
 /// The object of `--json`. Sizes are in bytes. Nodes and CPUs appear as their numbers.
 #[derive(Serialize)]
 pub struct Machine<'a> {
@@ -21,6 +24,9 @@ pub struct Machine<'a> {
     /// Sentences about facts that the output leaves out, because their file is damaged or cannot be
     /// read.
     warnings: &'a [String],
+    /// Latency and bandwidth; only with `--measure`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured: Option<JsonMeasured<'a>>,
 }
 
 /// One node.
@@ -101,7 +107,11 @@ struct JsonSideCache {
 
 impl<'a> Machine<'a> {
     /// The object for the nodes that are shown.
-    pub fn of(topology: &'a Topology, shown: &[&'a Node]) -> Machine<'a> {
+    pub fn of(
+        topology: &'a Topology,
+        shown: &[&'a Node],
+        measured: Option<&'a Measured>,
+    ) -> Machine<'a> {
         let numbers = |nodes: &[NodeId]| nodes.iter().map(|node| node.0).collect();
         let knows_nodes = topology.knows_allowed_nodes();
         Machine {
@@ -110,6 +120,7 @@ impl<'a> Machine<'a> {
             allowed_nodes: knows_nodes.then(|| numbers(&topology.allowed_nodes())),
             allowed_cpus: topology.knows_allowed_cpus().then(|| topology.allowed_cpus()),
             warnings: topology.warnings(),
+            measured: measured.map(|measured| JsonMeasured::of(measured, topology)),
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::sync::{Fresh, monotonic_ns};
 use crate::units::NodeId;
 
+mod caches;
 mod cpuset;
 mod effort;
 mod files;
@@ -26,6 +27,7 @@ mod reading;
 mod shown;
 mod walk;
 
+pub use caches::last_level_cache_bytes;
 pub use cpuset::file_of_nodes;
 pub use files::SysFiles;
 pub use formats::id_list;

@@ -1,0 +1,145 @@
+//! `--measure`: latency and bandwidth of each pair of nodes.
+
+use pageleap::NodeId;
+use pageleap::latency::Order;
+use pageleap::topology::{Node, SysFiles, Topology, last_level_cache_bytes};
+use pageleap_measure::figures::human_bytes;
+use pageleap_measure::matrix::{
+    self, Initiator, Kind, LEAST_BYTES, Pair, Plan, Watch, buffer_bytes,
+};
+
+use super::TopologyArgs;
+use crate::interrupt;
+use crate::machine::initiator;
+use crate::progress::Steps;
+use crate::stop::{Refusal, Stop};
+
+/// Bytes of a huge page, of which buffers are made.
+const HUGE: u64 = 2 << 20;
+/// The share of the free memory of a node that both buffers together may take.
+const OF_FREE: u64 = 2;
+
+/// What was measured, as far as it went.
+#[derive(Debug, Default)]
+pub struct Measured {
+    /// The pairs, by initiator and target.
+    pub pairs: Vec<Pair>,
+    /// Runs of each figure.
+    pub runs: usize,
+    /// Sentences on pairs, or parts of them, that were not measured, or not as they should be.
+    pub left_out: Vec<String>,
+}
+
+/// Measures the pairs of the nodes that are shown. Returns how that ended as well, because the pairs
+/// until then are worth showing.
+pub fn measure(
+    args: &TopologyArgs,
+    topology: &Topology,
+    shown: &[&Node],
+) -> Result<(Measured, Result<(), Stop>), Stop> {
+    let initiators: Vec<Initiator> =
+        shown.iter().filter_map(|node| initiator(topology, node)).collect();
+    let targets: Vec<&Node> = shown
+        .iter()
+        .filter(|node| node.total_bytes > 0 && topology.is_allowed(node.id))
+        .copied()
+        .collect();
+    if initiators.is_empty() || targets.is_empty() {
+        let why = match targets.is_empty() {
+            true => "this process may use the memory of none of these nodes",
+            false => "this process may use the CPUs of none of these nodes",
+        };
+        return Err(
+            Refusal::new(format!("--measure: {why}; `pageleap topology` shows which")).into()
+        );
+    }
+    interrupt::install();
+    let mut measured = Measured { runs: usize::from(args.runs), ..Measured::default() };
+    let ended = measure_all(args, &initiators, &targets, &mut measured);
+    Ok((measured, ended))
+}
+
+fn measure_all(
+    args: &TopologyArgs,
+    initiators: &[Initiator],
+    targets: &[&Node],
+    measured: &mut Measured,
+) -> Result<(), Stop> {
+    let most_cpus = initiators.iter().map(|from| from.cpus.len()).max().unwrap_or(1);
+    let pairs = initiators.len() * targets.len();
+    let mut progress = Progress(Steps::new("measuring", pairs, matrix::steps(most_cpus)));
+    let mut failed = None;
+    for from in initiators {
+        let caches = last_level_cache_bytes(&SysFiles::host(), &from.cpus);
+        for to in targets {
+            let name = format!("{} to {}", from.node, to.id);
+            let (bytes, remark) = bytes(args, caches, to);
+            measured.left_out.extend(remark.map(|remark| format!("{name}: {remark}")));
+            let plan = Plan { runs: usize::from(args.runs), buffer_bytes: bytes };
+            match Pair::measure(from, to.id, plan, &mut progress) {
+                Ok(Some(pair)) => {
+                    progress.0.row_done(&in_short(&pair));
+                    let left_out = pair.left_out.iter().map(|line| format!("{name}: {line}"));
+                    measured.left_out.extend(left_out);
+                    measured.pairs.push(pair);
+                }
+                Ok(None) => {}
+                // The others can be measured all the same.
+                Err(error) => {
+                    measured.left_out.push(format!("{name}: {error}"));
+                    failed.get_or_insert(error);
+                }
+            }
+            let found = || format!("{} of {pairs} pairs were measured", measured.pairs.len());
+            interrupt::stop_if_received(found)?;
+        }
+    }
+    match failed {
+        Some(error) if measured.pairs.is_empty() => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of a buffer on this node, and a remark if the caches hold a part of it.
+fn bytes(args: &TopologyArgs, caches: Option<u64>, to: &Node) -> (u64, Option<String>) {
+    let wanted = args.buffer.unwrap_or_else(|| buffer_bytes(caches));
+    let room = to.free_bytes / OF_FREE / 2 / HUGE * HUGE;
+    let bytes = args.buffer.unwrap_or_else(|| wanted.min(room).max(LEAST_BYTES));
+    let Some(caches) = caches.filter(|caches| bytes < buffer_bytes(Some(*caches))) else {
+        return (bytes, None);
+    };
+    let why = if args.buffer.is_some() { "" } else { ", because the node has little free memory" };
+    let remark = format!(
+        "a buffer has {}{why}, and the last-level caches have {}: they may hold a part of it, which \
+         makes latencies too low",
+        human_bytes(bytes as f64),
+        human_bytes(caches as f64),
+    );
+    (bytes, Some(remark))
+}
+
+fn in_short(pair: &Pair) -> String {
+    let ns = pair.idle_ns(pair.page, Order::Blocks).map_or(0.0, |ns| ns.median);
+    let read = pair.most(Kind::Read).map_or(0.0, |most| most.bytes_per_s.median / 1e9);
+    format!("{} to {}: {ns:.0} ns, {read:.1} GB/s read", pair.from, pair.to)
+}
+
+struct Progress(Steps);
+
+impl Watch for Progress {
+    fn step(&mut self, what: String) {
+        self.0.now(what);
+        self.0.done();
+    }
+
+    fn is_stopped(&self) -> bool {
+        interrupt::received().is_some()
+    }
+}
+
+impl Measured {
+    /// The pair of these nodes.
+    pub fn pair(&self, from: NodeId, to: NodeId) -> Option<&Pair> {
+        self.pairs.iter().find(|pair| pair.from == from && pair.to == to)
+    }
+}

@@ -1,0 +1,126 @@
+//! Threads that read, write or copy memory, as fast as they can or at a pace.
+
+use std::fmt;
+use std::hint::{black_box, spin_loop};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use pageleap::{CopyLoop, CopyMethod};
+
+use super::buffer::start;
+use crate::Error;
+
+/// How long a bandwidth is measured.
+const RUN: Duration = Duration::from_millis(100);
+/// Words of a line.
+const LINE: usize = 8;
+/// Words between two looks at the flag and at the clock: 16 KB.
+const STEP: usize = 2048;
+
+/// What threads do with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Loads a word of each line.
+    Read,
+    /// Stores all words of each line. The processor loads a line before it stores to it, unless it
+    /// notices that all of the line is written.
+    Write,
+    /// Copies one half of the memory to the other, by the C library's memcpy in steps of 16 KB.
+    Copy,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 3] = [Kind::Read, Kind::Write, Kind::Copy];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Read => "read",
+            Kind::Write => "write",
+            Kind::Copy => "copy",
+        })
+    }
+}
+
+/// One thread on each of these CPUs.
+pub(crate) struct Traffic<'a> {
+    pub kind: Kind,
+    pub cpus: &'a [usize],
+    /// Bytes per second of all threads together; `None` for no limit.
+    pub rate: Option<f64>,
+}
+
+impl Traffic<'_> {
+    /// Bytes per second of all threads together. Each has its part of the memory.
+    pub fn bandwidth(&self, words: &[AtomicU64]) -> Result<f64, Error> {
+        Ok(self.beside(words, || std::thread::sleep(RUN))?.1)
+    }
+
+    /// Does something beside the threads. Returns the result, and the bytes per second of all threads
+    /// together.
+    pub fn beside<T>(
+        &self,
+        words: &[AtomicU64],
+        work: impl FnOnce() -> T,
+    ) -> Result<(T, f64), Error> {
+        let stop = AtomicBool::new(false);
+        let part = words.len() / self.cpus.len() / (2 * STEP) * 2 * STEP;
+        assert!(part > 0, "each thread needs {} words", 2 * STEP);
+        std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for (cpu, words) in self.cpus.iter().zip(words.chunks_exact(part)) {
+                let (stop, kind) = (&stop, self.kind);
+                let rate = self.rate.map(|rate| rate / self.cpus.len() as f64);
+                let thread = start(scope, *cpu, move || run(kind, words, rate, stop));
+                threads.push(thread.inspect_err(|_| stop.store(true, Ordering::Relaxed))?);
+            }
+            let done = work();
+            stop.store(true, Ordering::Relaxed);
+            let mut all = 0.0;
+            for thread in threads {
+                all += thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            }
+            Ok((done, all))
+        })
+    }
+}
+
+/// Bytes per second of one thread, until it is stopped.
+fn run(kind: Kind, words: &[AtomicU64], rate: Option<f64>, stop: &AtomicBool) -> f64 {
+    let (began, mut bytes) = (Instant::now(), 0u64);
+    let half = words.len() / 2;
+    let (mut at, mut sum) = (0, 0u64);
+    while !stop.load(Ordering::Relaxed) {
+        let end = if kind == Kind::Copy { half } else { words.len() };
+        let step = &words[at..at + STEP];
+        match kind {
+            Kind::Read => {
+                step.iter().step_by(LINE).for_each(|word| {
+                    sum = sum.wrapping_add(word.load(Ordering::Relaxed));
+                });
+            }
+            Kind::Write => step.iter().for_each(|word| word.store(bytes, Ordering::Relaxed)),
+            Kind::Copy => copy(&words[half + at..half + at + STEP], step),
+        }
+        at = if at + STEP < end { at + STEP } else { 0 };
+        bytes += (STEP * size_of::<u64>()) as u64;
+        if let Some(rate) = rate {
+            let due = Duration::from_secs_f64(bytes as f64 / rate);
+            while began.elapsed() < due && !stop.load(Ordering::Relaxed) {
+                spin_loop();
+            }
+        }
+    }
+    black_box(sum);
+    bytes as f64 / began.elapsed().as_secs_f64()
+}
+
+fn copy(to: &[AtomicU64], from: &[AtomicU64]) {
+    let bytes = size_of_val(from).min(size_of_val(to));
+    let method = CopyMethod { by: CopyLoop::Memcpy, step_bytes: bytes };
+    // SAFETY: both parts have so many bytes and do not overlap. Atomics may be written by others, and
+    // the caller's thread is the only one that does.
+    unsafe { pageleap_sys::copy_racing(to.as_ptr().addr(), from.as_ptr().addr(), bytes, method) };
+}
