@@ -46,6 +46,16 @@ fn each_pair_of_nodes_has_its_figures() {
     let all = initiators.iter().flat_map(|from| targets.iter().map(move |to| (*from, *to)));
     assert_eq!(names, all.collect::<Vec<_>>(), "{}", machine["measured"]["left_out"]);
     for pair in pairs {
+        // The firmware's figures stand beside those of the pairs that it knows.
+        let target = nodes.iter().find(|node| node["id"] == pair["to"]).unwrap();
+        let access = target["access"].as_array().unwrap().iter();
+        let of_pair =
+            |access: &&Value| access["initiators"].as_array().unwrap().contains(&pair["from"]);
+        let told: Vec<_> =
+            access.filter(of_pair).map(|access| &access["read_latency_ns"]).collect();
+        let shown = &pair["firmware"];
+        assert_eq!(shown.is_null(), told.is_empty(), "{pair}");
+        assert!(shown.is_null() || told.contains(&&shown["read_latency_ns"]), "{pair}");
         let figures = |key: &str, figure: &str| {
             let rows = pair[key].as_array().unwrap().iter();
             let ordered = |figure: &Value| {
