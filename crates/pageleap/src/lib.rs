@@ -101,5 +101,5 @@ pub use {
     leap::{COPY_METHODS, DEFAULT_AREA_BYTES, Migration, MigrationContext},
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},
-    region::{PinGuard, Plain, Region},
+    region::{PageTableCounts, PageTableLevel, PinGuard, Plain, Region},
 };

@@ -90,7 +90,7 @@ const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
 
 /// Test binaries with tests that need several nodes.
-const SEVERAL_NODES: [&str; 15] = [
+const SEVERAL_NODES: [&str; 16] = [
     "bench_nodes",
     "kernel",
     "kernel_cases",
@@ -103,6 +103,7 @@ const SEVERAL_NODES: [&str; 15] = [
     "move",
     "nodes",
     "nodes_adverse",
+    "page_tables",
     "placement",
     "process",
     "run_nodes",

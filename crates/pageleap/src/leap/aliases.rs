@@ -31,22 +31,25 @@ use crate::observe::Attributes;
 use crate::units::NodeId;
 
 /// Makes both aliases usable for an attempt. `preferred` is the node from which this worker's page
-/// tables come.
+/// tables come. Returns the node to which it has brought the page tables of the new frames' alias,
+/// if it has.
 pub(super) fn prepare(
     place: &Place<'_>,
     work: &Work,
     preferred: Option<NodeId>,
-) -> Result<(), (Call, Errno)> {
+) -> Result<Option<NodeId>, (Call, Errno)> {
     let Place { leg, old, new, .. } = *place;
     // The copy writes to the alias of the new frames, so it must be mapped. If the commit will
     // exchange page tables, those of this alias must lie on the node that the leg wants.
-    match leg.tables.filter(|_| work.may_exchange && leg.tables == preferred) {
+    let seat = leg.tables.filter(|_| work.may_exchange && leg.tables == preferred);
+    match seat {
         Some(node) => leg.to.seat_tables(new, node, |part| leg.lend_attributes(part))?,
         None => leg.to.mend_torn(new)?,
     }
     // The copy reads the alias of the old frames, or their page tables are parked there, so a hole
     // that a failed attempt has left is filled first.
-    leg.from.mend_torn(old)
+    leg.from.mend_torn(old)?;
+    Ok(seat)
 }
 
 /// Notes in which state an attempt has left both aliases, and makes them usable for the next

@@ -27,7 +27,7 @@ use super::aliases;
 use super::copying::choose_methods;
 use super::join::{Joiner, Joining};
 use super::legs::Claimed;
-use super::page_tables::{TablePolicy, is_congruent};
+use super::page_tables::{self, TablePolicy, is_congruent};
 use super::present::{Known, Look, Looks, Present, mapping_changed, restore_attributes, tell_lost};
 use super::recycle::{Remains, Vacated, VacatedFrames};
 use super::signals::Signals;
@@ -216,19 +216,20 @@ impl FrameMover {
         Ok((by, work))
     }
 
-    /// Makes everything ready for an attempt, or says why it cannot be made.
+    /// Makes everything ready for an attempt, or says why it cannot be made. Returns what
+    /// [`aliases::prepare`] does.
     fn prepare(
         &self,
         place: &Place<'_>,
         work: &Work,
         by: AreaEngine,
         tables: TablePolicy,
-    ) -> Result<(), (Call, Errno)> {
+    ) -> Result<Option<NodeId>, (Call, Errno)> {
         if by.engine.needs().is_some() && work.following.is_none() {
             // No tracker: the thread that reads its messages could not be started.
             return Err(self.trackers.why_none());
         }
-        aliases::prepare(place, work, tables.preferred())?;
+        let seated = aliases::prepare(place, work, tables.preferred())?;
         let signals = by.engine.signals() && by.why != Why::READ_ONLY;
         if signals && !self.signals.may_be_raised(self.backend()) {
             return Err((Call::Protect, Errno(libc::EDEADLK)));
@@ -236,7 +237,7 @@ impl FrameMover {
         if self.backend().is_host_memory() && is_over_address_space_limit() {
             return Err((Call::Map, Errno(libc::ENOMEM)));
         }
-        Ok(())
+        Ok(seated)
     }
 
     /// Restores the attributes of the span that the attempt has changed. If the attempt has split
@@ -399,7 +400,7 @@ impl Mover for FrameMover {
             // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing
             // these pages; the new frames are the job's until the commit maps them; the backend
             // lives as long as the job; a thread reads the tracker's messages while workers work.
-            Ok(()) => unsafe { engine::attempt(by.engine, &self.site.tools(worker.slot), &work) },
+            Ok(_) => unsafe { engine::attempt(by.engine, &self.site.tools(worker.slot), &work) },
             Err((call, errno)) => AttemptEnd::refused(by.engine, &work, call, errno),
         };
         ended.after.split |= work.maybe_split;
@@ -409,6 +410,7 @@ impl Mover for FrameMover {
             worker.precedence.spend(ended.counters.window_ns);
         }
         let (attributes, preferred) = (&present.attributes, worker.tables.preferred());
+        page_tables::note(&place, &work, &ended, prepared.unwrap_or(None), preferred);
         let usable = aliases::settle(&place, &work, attributes, &ended, preferred, self.backend());
         self.restore(worker.slot, (&place, &work), attributes, &mut ended, terms.books);
         let verdict = self.verdict(&ended, &work, &present, usable);

@@ -1,11 +1,16 @@
-//! Chooses the node of the page tables that a worker's calls allocate. The kernel allocates them by
-//! the memory policy of the calling thread.
+//! Chooses the node of the page tables that a worker's calls allocate, and notes it in the region's
+//! account. The kernel allocates page tables by the memory policy of the calling thread.
 
 use super::legs::Leg;
+use super::site::Place;
 use crate::backend::{Backend, Call};
+use crate::engine::commit::AttemptResult;
+use crate::engine::effort::NewAlias;
+use crate::engine::{AttemptEnd, OldAlias, Work};
 use crate::job::books::Books;
 use crate::job::report::{Warning, WarningKind};
-use crate::sync::{AtomicU64, Ordering};
+use crate::pool::Run;
+use crate::sync::{AtomicU64, Ordering, lock};
 use crate::units::{BASE_PAGE, NodeId};
 
 /// The bytes that one page of page table maps: 2 MB.
@@ -60,6 +65,44 @@ impl TablePolicy {
             Ok(()) => self.preferred = Some(node),
             Err(_) => self.refused = Some(node),
         }
+    }
+}
+
+/// Notes in the region's account which page tables an attempt has given to its span. `seated` is the
+/// node to which those of the new frames' alias were brought before, and `preferred` the one from
+/// which this worker's come.
+pub(super) fn note(
+    place: &Place<'_>,
+    work: &Work,
+    ended: &AttemptEnd,
+    seated: Option<NodeId>,
+    preferred: Option<NodeId>,
+) {
+    let Place { leg, region, old, new } = *place;
+    let range = work.span.addr..work.span.addr + work.span.len;
+    let has_parked = ended.old_alias != OldAlias::Untouched;
+    let tables = leg.from.0.tables.filter(|_| has_parked);
+    if let Some(tables) = tables.filter(|_| is_congruent(work.old.alias, work.span.addr)) {
+        // The alias of the old frames has the page tables of the span now, so it must not count as
+        // one whose page tables lie where its share wants them.
+        let elsewhere = lock(&region.tables).elsewhere(&range, tables);
+        let page = leg.from.page_size().bytes();
+        for (part, node) in elsewhere {
+            let first = old.first + ((part.start - range.start) / page) as u64;
+            leg.from.note_tables(Run { first, frames: (part.len() / page) as u64 }, node);
+        }
+    }
+    let has_moved = ended.step == AttemptResult::Migrated;
+    match ended.after.new_alias {
+        NewAlias::Exchanged | NewAlias::Moved if has_moved => {
+            let brought = leg.to.tables_of(new, seated);
+            lock(&region.tables).exchanged(&range, &brought, preferred);
+        }
+        _ if has_moved => {
+            lock(&region.tables).mapped(&range, preferred, work.span.prot.readable());
+        }
+        _ if has_parked => lock(&region.tables).parked(&range),
+        _ => {}
     }
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub(crate) use frames::Run;
 pub(crate) use needs::Needs;
 pub use reserve::HugePageReservation;
-pub(crate) use share::{ALIAS_ATTRIBUTES, Share};
+pub(crate) use share::{ALIAS_ATTRIBUTES, AliasTables, Share};
 
 use crate::backend::{Backend, host_memory};
 use crate::error::Error;

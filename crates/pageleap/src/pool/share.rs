@@ -12,6 +12,7 @@
 //! policy says, and not where the share wants them, so the share notes their frames as *strayed*.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
@@ -71,6 +72,22 @@ pub(super) struct State {
     unmapped: Vec<Run>,
     /// How many frames are about to be given back.
     announced: u64,
+}
+
+/// The bytes that one page of page table of the second level maps.
+const GIGABYTE: usize = 1 << 30;
+
+/// The page tables of an alias, and the node on which they were asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct AliasTables {
+    /// The address at which the alias begins.
+    pub(crate) addr: usize,
+    /// The node of the lowest level; `None` if none was asked for.
+    pub(crate) node: Option<NodeId>,
+    /// The parts whose lowest level may lie elsewhere, in bytes from the beginning.
+    pub(crate) astray: Vec<Range<usize>>,
+    /// The node of the level above.
+    pub(crate) upper: Option<NodeId>,
 }
 
 /// The state of the addresses at which an alias is to be mapped.
@@ -329,6 +346,32 @@ impl Share {
     /// Notes on which node the page tables lie that map `run` now; `None` if that is not known.
     pub(crate) fn note_tables(&self, run: Run, node: Option<NodeId>) {
         lock(&self.0.state).strayed.set(run, node.is_none() || node != self.0.tables);
+    }
+
+    /// The page tables of the alias of `run`, as an exchange takes them along. `seated` is the node
+    /// to which [`Share::seat_tables`] has just brought them, if it has.
+    pub(crate) fn tables_of(&self, run: Run, seated: Option<NodeId>) -> AliasTables {
+        let addr = self.0.alias_of(run.first);
+        let Some(tables) = self.0.tables else {
+            return AliasTables { addr, node: seated, astray: Vec::new(), upper: None };
+        };
+        let page = self.0.page.bytes();
+        let state = lock(&self.0.state);
+        let strayed = state.strayed.runs_in(run);
+        // The threads that have filled the pool made the upper levels. Frames that have been used
+        // may have others.
+        let is_new = run.frames as usize * page >= GIGABYTE
+            && strayed.is_empty()
+            && state.used.runs_in(run).is_empty();
+        let bytes = |part: Run| {
+            let first = (part.first - run.first) as usize * page;
+            first..first + part.frames as usize * page
+        };
+        let (node, astray) = match seated {
+            Some(node) => (node, Vec::new()),
+            None => (tables, strayed.into_iter().map(bytes).collect()),
+        };
+        AliasTables { addr, node: Some(node), astray, upper: is_new.then_some(tables) }
     }
 
     /// Whether [`Share::seat_tables`] would map a part anew.

@@ -10,6 +10,7 @@ use crate::forks;
 use crate::limits::check_address_space;
 use crate::pool::{Run, Share, Target};
 use crate::sync::{lock, thread};
+use crate::units::NodeId;
 
 impl RegionInner {
     /// Maps frames that the region has taken. An error comes with the pages of the extent that
@@ -33,7 +34,7 @@ impl RegionInner {
             let alias = extent.share.0.alias_of(run.first);
             seated
                 .map_err(|(call, errno)| Error::call(call, alias, self.bytes(run.frames), errno))
-                .and_then(|()| self.map_new(extent.pages.start, run, &extent.share))
+                .and_then(|()| self.map_new(extent.pages.start, run, &extent.share, preferred))
                 .map_err(|error| (error, extent.pages.clone()))
         };
         let map_all = |seat| new.iter().try_for_each(|extent| map(extent, seat));
@@ -51,9 +52,18 @@ impl RegionInner {
         mapped.unwrap_or_else(|| map_all(false))
     }
 
-    /// Maps frames that the region has taken, with the attributes of a new region.
-    fn map_new(&self, page: u64, run: Run, pool: &Share) -> Result<(), Error> {
+    /// Maps frames that the region has taken, with the attributes of a new region. `preferred` is
+    /// the node from which the page tables of this thread and of the frames' alias come; `None` if
+    /// the thread is the user's.
+    fn map_new(
+        &self,
+        page: u64,
+        run: Run,
+        pool: &Share,
+        preferred: Option<NodeId>,
+    ) -> Result<(), Error> {
         let (addr, len) = (self.addr(page), self.bytes(run.frames));
+        let range = addr..addr + len;
         let alias = pool.0.alias_of(run.first);
         // SAFETY: the range is reserved, unbacked and claimed; the alias is that of frames which
         // this region has taken.
@@ -67,6 +77,8 @@ impl RegionInner {
                 pool.mark_hollow(run);
                 let _ = pool.0.advise_alias(run);
                 if exchanged.is_ok() {
+                    let brought = pool.tables_of(run, preferred);
+                    lock(&self.tables).exchanged(&range, &brought, preferred);
                     return Ok(());
                 }
             }
@@ -81,6 +93,7 @@ impl RegionInner {
             };
             let mapped = forks::while_mapping(|| {
                 self.backend.map(&mapping).map_err(|errno| (Call::Map, errno))?;
+                lock(&self.tables).mapped(&range, preferred, true);
                 self.backend
                     .advise(addr, len, Advice::DontFork)
                     .map_err(|errno| (Call::Advise, errno))
@@ -97,7 +110,10 @@ impl RegionInner {
             let (addr, len) = (self.addr(extent.pages.start), self.bytes(extent.frames().frames));
             // SAFETY: the caller of `discard` has exclusive access to the region.
             match unsafe { self.backend.vacate(addr, len) } {
-                Ok(()) => drop(extent.share.give_back(extent.frames())),
+                Ok(()) => {
+                    lock(&self.tables).unmapped(&(addr..addr + len));
+                    drop(extent.share.give_back(extent.frames()));
+                }
                 Err(errno) => {
                     lock(&self.extents).replace(extent);
                     failure.get_or_insert(Error::call(Call::Vacate, addr, len, errno));

@@ -3,8 +3,8 @@
 //! A region owns its address space and every mapping in it, until it is dropped. Each page is
 //! either backed by a frame of a pool, or unbacked: an access to an unbacked page raises SIGSEGV,
 //! as to any unmapped address. [`extents`] has the frame of each page, [`busy`] the claims of jobs
-//! and calls, and [`pins`] the guards. [`mapping`] maps and unmaps frames, and [`views`] makes
-//! slices.
+//! and calls, and [`pins`] the guards. [`mapping`] maps and unmaps frames, [`tables`] counts
+//! page tables, and [`views`] makes slices.
 //!
 //! **Invariant:** outside a running migration, the mappings of a region are those of its
 //! [`ExtentMap`]. **Invariant:** bytes that a job or a call is changing are *busy*, and no other
@@ -14,6 +14,7 @@ mod busy;
 mod extents;
 mod mapping;
 mod pins;
+mod tables;
 mod views;
 
 use std::fmt;
@@ -28,6 +29,8 @@ pub(crate) use busy::{Claim, Gone, Owner};
 pub(crate) use extents::{Extent, ExtentMap};
 pub use pins::PinGuard;
 use pins::Pins;
+use tables::TableAccount;
+pub use tables::{PageTableCounts, PageTableLevel};
 pub use views::Plain;
 
 use crate::address_ranges::{Listed, REGIONS, reserve_for_region};
@@ -107,6 +110,8 @@ pub(crate) struct RegionInner {
     /// Held while the region is made longer.
     growing: Mutex<()>,
     pub(crate) extents: Mutex<ExtentMap<Share>>,
+    /// Changed when a call has changed the mappings.
+    pub(crate) tables: Mutex<TableAccount>,
     busy: BusyRanges,
     pub(crate) pins: Pins,
     /// Frames that may still be mapped, although no extent says so, because unmapping them failed.
@@ -177,6 +182,7 @@ impl Region {
             len: AtomicUsize::new(0),
             growing: Mutex::new(()),
             extents: Mutex::new(ExtentMap::new()),
+            tables: Mutex::new(TableAccount::new(start..start + capacity, page)),
             busy: BusyRanges::default(),
             pins: Pins::default(),
             limbo: Mutex::new(Vec::new()),
@@ -297,10 +303,10 @@ impl Region {
             }
         }
         if let Err((error, mapped)) = inner.map_all_new(&new, &target) {
-            let part = inner.addr(pages.start);
+            let (part, len) = (inner.addr(pages.start), inner.bytes(mapped.end - pages.start));
             // SAFETY: the part was unbacked before, and no other code knows of its new frames.
-            if unsafe { inner.backend.vacate(part, inner.bytes(mapped.end - pages.start)) }.is_ok()
-            {
+            if unsafe { inner.backend.vacate(part, len) }.is_ok() {
+                lock(&inner.tables).unmapped(&(part..part + len));
                 give_back(&new);
             } else {
                 lock(&inner.limbo).extend(new.iter().map(|e| (e.share.clone(), e.frames())));
@@ -488,6 +494,15 @@ impl Region {
     /// The real size of the pages with which the region is mapped.
     pub fn mapped_pages(&self) -> Result<MappedPages, Error> {
         observe::mapped_pages(self.0.start, self.len())
+    }
+
+    /// How many pages of page table map the region, by level and by the node that was asked for. The
+    /// kernel is not asked: this is the library's own account, and [`PageTableCounts`] says what it
+    /// means. Leaps may go on meanwhile; an area that is moving counts as before the move, or as
+    /// after it.
+    pub fn page_tables(&self) -> PageTableCounts {
+        let extents = lock(&self.0.extents);
+        lock(&self.0.tables).counts(&extents)
     }
 
     pub(crate) fn inner(&self) -> &Arc<RegionInner> {
