@@ -149,6 +149,74 @@ fn it_is_shown_again_and_again() {
     child.wait().unwrap();
 }
 
+/// The object of `--page-tables --json`.
+fn page_tables(process: &str) -> Value {
+    serde_json::from_str(&text(&["--page-tables", process, "--json"])).unwrap()
+}
+
+#[test]
+fn page_tables_are_shown_by_process_and_by_node() {
+    let shell = Shell::run(":");
+    // The shell sleeps, so its page tables stay as they are.
+    let status = fs::read_to_string(format!("/proc/{}/status", shell.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPTE:")).unwrap();
+    let kb: u64 = line.split_whitespace().next().unwrap().parse().unwrap();
+    let found = page_tables(&shell.pid());
+    let process = &found["processes"][0];
+    assert_eq!(process["pid"], shell.0.id());
+    assert_eq!(process["page_table_bytes"], kb << 10);
+    assert_eq!(process["by_node"], Value::Null);
+    assert!(process["by_node_unknown"].as_str().unwrap().contains("kernel"), "{process}");
+    // All processes together have at least those of the shell.
+    let bytes = |node: &Value| node["page_table_bytes"].as_u64().unwrap();
+    let all: u64 = found["nodes"].as_array().unwrap().iter().map(bytes).sum();
+    assert!(all >= kb << 10, "{found}");
+    let text = text(&["--page-tables", &shell.pid()]);
+    for part in ["VmPTE", "unknown", "PageTables", "SecPageTables", "node 0", "note: "] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+    assert!(!text.contains("Memory by kind"), "{text}");
+}
+
+#[test]
+fn a_process_without_memory_has_no_page_tables() {
+    let mut ended = Command::new("true").spawn().unwrap();
+    let pid = ended.id().to_string();
+    let state = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    while !state().contains(") Z ") {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert_eq!(page_tables(&pid)["processes"][0]["page_table_bytes"], Value::Null);
+    assert!(text(&["--page-tables", &pid]).contains("no memory of its own"));
+    ended.wait().unwrap();
+    assert!(failure(pageleap(&["--page-tables", "2147483647"]), 2).contains("no process"));
+    assert!(failure(pageleap(&["--page-tables", "self", "--all"]), 2).contains("--all"));
+    // Its other thread has the memory.
+    let process = TwoThreads::without_main_thread("main has ended");
+    let found = page_tables(&process.pid.to_string());
+    assert!(found["processes"][0]["page_table_bytes"].as_u64().unwrap() > 0, "{found}");
+}
+
+#[test]
+fn page_tables_of_other_users_are_shown() {
+    const NAME: &str = "page_tables_of_other_users_are_shown";
+    // SAFETY: the call cannot fail.
+    if unsafe { libc::getuid() } != 0 {
+        return skip(NAME, &"needs root");
+    }
+    let shell = Shell::run(":");
+    let mut command = pageleap(&["--page-tables", &shell.pid()]);
+    command.uid(NOBODY).gid(NOBODY);
+    match command.output() {
+        Err(error) => skip(NAME, &error), // nobody may not reach the program
+        Ok(output) => {
+            assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(text.contains("KiB") && text.contains("unknown"), "{text}");
+        }
+    }
+}
+
 /// Two cgroups of this test, one in the other, that end with it.
 struct Cgroups(PathBuf);
 

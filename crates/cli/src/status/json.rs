@@ -23,7 +23,7 @@ struct JsonProcess<'a> {
     namespace_pids: &'a [u32],
     /// Nodes that its cpuset allows.
     allowed_nodes: Vec<u32>,
-    /// Page tables of base pages.
+    /// Page tables: pages of PTEs, PMDs and PUDs.
     page_table_bytes: u64,
     /// Memory that is present, of reserved huge pages too.
     resident_bytes: u64,

@@ -3,6 +3,7 @@
 //! Names of processes and files may be hostile. The library escapes their control characters.
 
 mod json;
+mod page_tables;
 mod text;
 
 use std::io::IsTerminal;
@@ -10,7 +11,9 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
-use pageleap::process::{MappingMemory, ProcessMemory};
+use page_tables::Tables;
+use pageleap::process::{MappingMemory, ProcessMemory, ProcessPageTables};
+use pageleap::topology::{self, SysFiles};
 use pageleap_measure::export::Format;
 
 use crate::export::Exports;
@@ -36,8 +39,12 @@ const MOST_MAPPINGS: usize = 20;
 /// Column movable: yes; partly (pages that are mapped once; the others need the privilege
 /// CAP_SYS_NICE); no, because the memory is of a device, of the kernel, or secret.
 ///
+/// With --page-tables: the bytes of page tables, of each process and of all processes on each node.
+/// Processes of other users are shown too. On which node the page tables of one process lie is not
+/// known.
+///
 /// Examples: `pageleap status 1234`; `pageleap status redis-server --watch`; `pageleap status self
-/// --json`; `pageleap status --unit postgresql`.
+/// --json`; `pageleap status --unit postgresql`; `pageleap status --page-tables 1234`.
 ///
 /// Exit code: 0 shown; 1 a process may not be looked at, or has ended meanwhile; 2 no such process,
 /// cgroup or unit.
@@ -56,6 +63,10 @@ pub struct StatusArgs {
     /// Show all mappings with memory, and not only the 20 largest; --json has all mappings anyway
     #[arg(long)]
     pub all: bool,
+
+    /// Show the page tables in place of the memory, for processes of other users too
+    #[arg(long, conflicts_with = "all")]
+    pub page_tables: bool,
 
     /// Show it again until Ctrl-C, every 2 seconds or as often as --watch=0.5 says
     #[arg(long, conflicts_with = "Exports", value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2", value_parser = seconds)]
@@ -76,26 +87,76 @@ struct Shown {
     untold: Option<pageleap::Error>,
 }
 
+/// What one look shows.
+enum View {
+    /// Where the memory of processes lies.
+    Memory(Vec<Shown>),
+    /// Their page tables.
+    PageTables(Tables),
+}
+
+impl View {
+    /// Looks at processes. The second part has the errors of those that could not be read.
+    fn of(args: &StatusArgs, pids: &[u32]) -> Result<(View, Vec<pageleap::Error>), Stop> {
+        if !args.page_tables {
+            let look = |pid| Shown::of(args, pid);
+            let (shown, failures) = each(pids, look);
+            return Ok((View::Memory(shown), failures));
+        }
+        let (processes, failures) = each(pids, ProcessPageTables::read);
+        let nodes = topology::page_tables(&SysFiles::host())?;
+        Ok((View::PageTables(Tables { processes, nodes }), failures))
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            View::Memory(shown) => shown.is_empty(),
+            View::PageTables(tables) => tables.processes.is_empty(),
+        }
+    }
+
+    /// The object of `--json`, on one line.
+    fn object(&self) -> anyhow::Result<String> {
+        let json = match self {
+            View::Memory(shown) => {
+                let memories: Vec<&ProcessMemory> =
+                    shown.iter().map(|shown| &shown.memory).collect();
+                json::text(&memories)?
+            }
+            View::PageTables(tables) => tables.json()?,
+        };
+        Ok(json + "\n")
+    }
+
+    /// The text. `columns` is the width of the terminal, if there is one.
+    fn text(&self, args: &StatusArgs, colours: bool, columns: Option<usize>) -> String {
+        match self {
+            View::Memory(shown) => text::text(shown, args.all, colours, columns),
+            View::PageTables(tables) => tables.text(columns),
+        }
+    }
+}
+
 /// Reads the processes, prints them and exports them.
 pub fn run(args: &StatusArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     let mut looks = 0;
     loop {
         let pids = args.selection.pids().map_err(|stop| later(stop, looks))?;
-        let (shown, failures) = read(args, &pids);
-        if shown.is_empty() {
+        let (view, failures) = View::of(args, &pids)?;
+        if view.is_empty() {
             let no_process = || Stop::Failed(anyhow!("no process is left"));
             let why = failures.into_iter().next().map_or_else(no_process, Stop::from);
             return Err(later(why, looks));
         }
-        let printed = print(args, &shown);
+        let printed = print(args, &view);
         // If the reader of standard output has gone, it has seen enough, and the command ends with
         // success.
         let is_gone = printed.as_ref().is_err_and(output::is_broken_pipe);
         let printed = if is_gone { Ok(()) } else { printed };
         exports.write(printed, |format| match format {
-            Format::Json => object(&shown),
-            Format::Text { .. } => Ok(text::text(&shown, args.all, false, None)),
+            Format::Json => view.object(),
+            Format::Text { .. } => Ok(view.text(args, false, None)),
         })?;
         if is_gone {
             return Ok(());
@@ -123,23 +184,31 @@ fn later(stop: Stop, looks: u64) -> Stop {
     }
 }
 
-/// Reads processes. The second part has the errors of those that could not be read.
-fn read(args: &StatusArgs, pids: &[u32]) -> (Vec<Shown>, Vec<pageleap::Error>) {
-    let (mut shown, mut failures) = (Vec::new(), Vec::new());
-    for pid in pids {
+impl Shown {
+    fn of(args: &StatusArgs, pid: u32) -> Result<Shown, pageleap::Error> {
         let spinner = args.watch.is_none().then(|| progress::moving_spinner("reading /proc"));
-        let memory = ProcessMemory::read(*pid);
+        let memory = ProcessMemory::read(pid);
         if let Some(spinner) = spinner {
             spinner.finish_and_clear();
         }
-        match memory {
-            Ok(memory) => {
-                let (largest, untold) = match args.json && !args.exports.has_text() {
-                    true => (Vec::new(), None),
-                    false => largest(&memory, args.all),
-                };
-                shown.push(Shown { memory, largest, untold });
-            }
+        let memory = memory?;
+        let (largest, untold) = match args.json && !args.exports.has_text() {
+            true => (Vec::new(), None),
+            false => largest(&memory, args.all),
+        };
+        Ok(Shown { memory, largest, untold })
+    }
+}
+
+/// Looks at each process. The second part has the errors of those that could not be read.
+fn each<T>(
+    pids: &[u32],
+    look: impl Fn(u32) -> Result<T, pageleap::Error>,
+) -> (Vec<T>, Vec<pageleap::Error>) {
+    let (mut shown, mut failures) = (Vec::new(), Vec::new());
+    for pid in pids {
+        match look(*pid) {
+            Ok(one) => shown.push(one),
             // One of several processes may end at any time, which is no error.
             Err(error) if error.is_usage() && pids.len() > 1 => {}
             Err(error) => failures.push(error),
@@ -169,20 +238,14 @@ fn largest(
     (mappings.into_iter().cloned().zip(strips).collect(), untold)
 }
 
-/// The object of `--json`, on one line.
-fn object(shown: &[Shown]) -> anyhow::Result<String> {
-    let memories: Vec<&ProcessMemory> = shown.iter().map(|shown| &shown.memory).collect();
-    Ok(json::text(&memories)? + "\n")
-}
-
-fn print(args: &StatusArgs, shown: &[Shown]) -> anyhow::Result<()> {
+fn print(args: &StatusArgs, view: &View) -> anyhow::Result<()> {
     let terminal = std::io::stdout().is_terminal();
     let text = if args.json {
-        object(shown)?
+        view.object()?
     } else {
         // https://no-color.org
         let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        text::text(shown, args.all, colours, output::terminal_columns())
+        view.text(args, colours, output::terminal_columns())
     };
     match output::terminal_size().filter(|_| args.watch.is_some() && !args.json) {
         // Each look replaces the last one on the screen. Lines that have scrolled off cannot be

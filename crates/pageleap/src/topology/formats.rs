@@ -167,6 +167,13 @@ pub(super) fn meminfo(text: &str) -> Result<(u64, u64), String> {
     Ok((total, free.min(total)))
 }
 
+/// Bytes of page tables in a meminfo text, and of secondary page tables, which older kernels do not
+/// count.
+pub(super) fn page_tables(meminfo: &str) -> Result<(u64, Option<u64>), String> {
+    let bytes = bytes_of(meminfo, "PageTables")?;
+    Ok((bytes.ok_or("it has no PageTables")?, bytes_of(meminfo, "SecPageTables")?))
+}
+
 /// The kernel's estimate of the bytes that can be allocated without swapping (`MemAvailable`, Linux
 /// 3.14).
 pub(crate) fn available(meminfo: &str) -> Result<u64, String> {
@@ -281,6 +288,14 @@ mod tests {
         for text in ["", "10", "10 21 31", "10 x", "10 -1", "10 99999999999"] {
             assert!(distances(text, 2).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn page_tables_are_found_and_the_secondary_ones_if_they_are_counted() {
+        let node = "Node 1 PageTables:  12 kB\nNode 1 SecPageTables:  4 kB\n";
+        assert_eq!(page_tables(node), Ok((12 << 10, Some(4 << 10))));
+        assert_eq!(page_tables("PageTables: 8 kB\n"), Ok((8 << 10, None)));
+        assert_eq!(page_tables("SecPageTables: 8 kB\n"), Err("it has no PageTables".to_owned()));
     }
 
     #[test]

@@ -342,6 +342,31 @@ pub fn unreserved_huge_pages(files: &SysFiles, page_bytes: u64) -> Option<u64> {
     Some(count("free_hugepages")?.saturating_sub(count("resv_hugepages")?))
 }
 
+/// The page tables that lie on a node, of all processes together, as the kernel counts them.
+///
+/// Each CPU counts for itself first, so the figures may be some pages per CPU behind for up to a
+/// second, or until root reads `/proc/sys/vm/stat_refresh`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodePageTables {
+    /// The node.
+    pub node: NodeId,
+    /// Bytes of page tables (`PageTables:` in its `meminfo`): pages of PTEs and PMDs on Linux 6.1,
+    /// and of PUDs too on Linux 6.12.
+    pub bytes: u64,
+    /// Bytes of page tables of virtual machines, and of devices on later kernels (`SecPageTables:`,
+    /// Linux 6.1); `None` if the kernel does not count them.
+    pub secondary_bytes: Option<u64>,
+}
+
+/// The page tables on each online node, by number. A kernel without NUMA support counts as one node.
+///
+/// # Errors
+/// [`Error::SystemFile`] if a file cannot be read, or lacks `PageTables`.
+pub fn page_tables(files: &SysFiles) -> Result<Vec<NodePageTables>, Error> {
+    read::page_tables(files)
+}
+
 /// Reads one number from a file in [`huge_page_directory`].
 pub(crate) fn read_count(path: &Path) -> Result<u64, Error> {
     let path = path.to_string_lossy();

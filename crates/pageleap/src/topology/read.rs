@@ -3,9 +3,9 @@
 use pageleap_sys::MAX_NODES;
 
 use super::files::{Bounded, MAX_ENTRIES};
-use super::formats::{MAX_CPUS, id_list, meminfo, numbered, parse_list, parse_map};
+use super::formats::{self, MAX_CPUS, id_list, meminfo, numbered, parse_list, parse_map};
 use super::reading::{Reading, huge_pages};
-use super::{HUGE_PAGES, NODES, Node, SysFiles, Topology};
+use super::{HUGE_PAGES, NODES, Node, NodePageTables, SysFiles, Topology};
 use crate::error::Error;
 use crate::units::NodeId;
 
@@ -81,6 +81,23 @@ pub(super) fn free_now(files: &SysFiles, id: NodeId) -> Result<Option<u64>, Erro
     let Some(text) = files.text_if_there(&path)? else { return Ok(None) };
     let (_, free) = meminfo(&text).map_err(|reason| files.damaged(&path, reason))?;
     Ok(Some(free))
+}
+
+/// The page tables on each online node.
+pub(super) fn page_tables(files: &SysFiles) -> Result<Vec<NodePageTables>, Error> {
+    let files = Bounded::new(files);
+    let on = |id: usize, path: String| {
+        let text = files.text(&path)?;
+        let (bytes, secondary_bytes) =
+            formats::page_tables(&text).map_err(|reason| files.damaged(&path, reason))?;
+        Ok(NodePageTables { node: NodeId(id as u32), bytes, secondary_bytes })
+    };
+    match online(&files)? {
+        Some(online) => {
+            online.iter().map(|id| on(*id, format!("{NODES}/node{id}/meminfo"))).collect()
+        }
+        None => Ok(vec![on(0, "proc/meminfo".to_owned())?]),
+    }
 }
 
 /// The directory that counts the huge pages of a node, relative to the root.
