@@ -115,7 +115,10 @@ fn one_cpu_measures_no_latency_under_load() {
     let pairs = measured["pairs"].as_array().unwrap();
     assert!(!pairs.is_empty() && pairs.iter().all(|pair| pair["loaded"] == json!([])));
     let left_out = measured["left_out"].as_array().unwrap();
-    assert!(left_out.iter().any(|line| line.as_str().unwrap().contains("one CPU")), "{left_out:?}");
+    assert!(
+        left_out.iter().any(|line| line["reason"].as_str().unwrap().contains("one CPU")),
+        "{left_out:?}"
+    );
 }
 
 #[test]

@@ -26,8 +26,8 @@ pub struct Measured {
     pub pairs: Vec<Pair>,
     /// Runs of each figure.
     pub runs: usize,
-    /// Sentences on pairs, or parts of them, that were not measured, or not as they should be.
-    pub left_out: Vec<String>,
+    /// Sentences on what was not measured, or not as it should be, each with its pairs.
+    pub left_out: Vec<(String, Vec<String>)>,
 }
 
 /// Measures the pairs of the nodes that are shown. Returns how that ended as well, because the pairs
@@ -74,19 +74,18 @@ fn measure_all(
         for to in targets {
             let name = format!("{} to {}", from.node, to.id);
             let (bytes, remark) = bytes(args, caches, to);
-            measured.left_out.extend(remark.map(|remark| format!("{name}: {remark}")));
+            remark.into_iter().for_each(|remark| measured.leave_out(remark, &name));
             let plan = Plan { runs: usize::from(args.runs), buffer_bytes: bytes };
             match Pair::measure(from, to.id, plan, &mut progress) {
                 Ok(Some(pair)) => {
                     progress.0.row_done(&in_short(&pair));
-                    let left_out = pair.left_out.iter().map(|line| format!("{name}: {line}"));
-                    measured.left_out.extend(left_out);
+                    pair.left_out.iter().for_each(|line| measured.leave_out(line.clone(), &name));
                     measured.pairs.push(pair);
                 }
                 Ok(None) => {}
                 // The others can be measured all the same.
                 Err(error) => {
-                    measured.left_out.push(format!("{name}: {error}"));
+                    measured.leave_out(error.to_string(), &name);
                     failed.get_or_insert(error);
                 }
             }
@@ -138,6 +137,14 @@ impl Watch for Progress {
 }
 
 impl Measured {
+    /// Notes a sentence for a pair. Pairs with the same sentence share it.
+    fn leave_out(&mut self, sentence: String, pair: &str) {
+        match self.left_out.iter_mut().find(|(same, _)| *same == sentence) {
+            Some((_, pairs)) => pairs.push(pair.to_owned()),
+            None => self.left_out.push((sentence, vec![pair.to_owned()])),
+        }
+    }
+
     /// The pair of these nodes.
     pub fn pair(&self, from: NodeId, to: NodeId) -> Option<&Pair> {
         self.pairs.iter().find(|pair| pair.from == from && pair.to == to)

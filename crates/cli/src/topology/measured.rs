@@ -30,8 +30,21 @@ pub fn text(measured: &Measured, topology: &Topology) -> String {
     out += &loaded(measured);
     out += &beside_firmware(measured, topology);
     out += &lay(measured);
-    for line in &measured.left_out {
-        out += &format!("\nnot measured, or not as it should be: {line}\n");
+    out + &left_out(measured)
+}
+
+/// What was not measured, or not as it should be.
+fn left_out(measured: &Measured) -> String {
+    if measured.left_out.is_empty() {
+        return String::new();
+    }
+    let mut out = "\nNot measured, or not as it should be\n".to_owned();
+    for (sentence, pairs) in &measured.left_out {
+        let pairs = match pairs.len() {
+            all if all > 1 && all == measured.pairs.len() => "all pairs".to_owned(),
+            _ => pairs.join(", "),
+        };
+        out += &output::hanging("  ", &format!("{pairs}: {sentence}"), output::terminal_columns());
     }
     out
 }
@@ -176,17 +189,18 @@ fn beside_firmware(measured: &Measured, topology: &Topology) -> String {
 
 /// Where the buffers lay.
 fn lay(measured: &Measured) -> String {
-    let mut out = String::new();
+    let mut buffers = Vec::new();
     for page in PAGES {
         let lays = measured.pairs.iter().flat_map(|pair| &pair.lay).filter(|lay| lay.0 == page);
         let Some(most) = lays.map(|lay| lay.1.bytes).max() else { continue };
-        out += &format!(
-            "\nBuffers of {page} pages: {} for each pair. The kernel says of each page that it lay on \
-             the node of the column.\n",
-            human_bytes(most as f64)
-        );
+        let bytes = human_bytes(most as f64);
+        buffers.push(format!("{bytes} of {page} pages"));
     }
-    out + "Page tables were asked for on the node of the row; the kernel does not say where it has put \
+    format!(
+        "\nBuffers of each pair: {}. The kernel says of each page that it lay on the node of the \
+         column.\n",
+        buffers.join(", then ")
+    ) + "Page tables were asked for on the node of the row; the kernel does not say where it has put \
            them.\n"
 }
 
@@ -209,8 +223,16 @@ pub struct JsonMeasured<'a> {
     runs: usize,
     /// By initiator and target.
     pairs: Vec<JsonPair>,
-    /// Sentences on what was not measured, or not as it should be.
-    left_out: &'a [String],
+    /// What was not measured, or not as it should be.
+    left_out: Vec<JsonLeftOut<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonLeftOut<'a> {
+    /// A sentence.
+    reason: &'a str,
+    /// The pairs, such as `node 0 to node 1`.
+    pairs: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -288,7 +310,9 @@ struct JsonFirmware {
 impl<'a> JsonMeasured<'a> {
     pub fn of(measured: &'a Measured, topology: &Topology) -> JsonMeasured<'a> {
         let pairs = measured.pairs.iter().map(|pair| JsonPair::of(pair, topology)).collect();
-        JsonMeasured { runs: measured.runs, pairs, left_out: &measured.left_out }
+        let left_out = measured.left_out.iter();
+        let left_out = left_out.map(|(reason, pairs)| JsonLeftOut { reason, pairs });
+        JsonMeasured { runs: measured.runs, pairs, left_out: left_out.collect() }
     }
 }
 
