@@ -63,7 +63,10 @@ pub fn initiator(topology: &Topology, node: &Node) -> Option<Initiator> {
     let most = cores.iter().map(Vec::len).max().unwrap_or(0);
     let of_each = |nth: usize| cores.iter().filter_map(move |core| core.get(nth).copied());
     let cpus: Vec<usize> = (0..most).flat_map(of_each).collect();
-    (!cpus.is_empty()).then_some(Initiator { node: node.id, cpus })
+    let first = cores.iter().find(|core| core.first() == cpus.first())?;
+    let injectors = cpus.iter().copied().filter(|cpu| !first.contains(cpu)).collect();
+    let has_memory = node.total_bytes > 0 && topology.is_allowed(node.id);
+    Some(Initiator { node: node.id, cpus, injectors, has_memory })
 }
 
 /// The nodes of this machine, with free huge pages of the size of `page`.

@@ -99,7 +99,7 @@ pub struct Steps {
 impl Steps {
     /// A table of `rows` rows.
     pub fn new(title: &str, rows: usize, steps_per_row: usize) -> Steps {
-        let template = "{prefix} [{bar:16}] {pos} of {len}  {msg}  {elapsed}";
+        let template = "{prefix} [{bar:16}] {pos} of {len}  {elapsed}  {wide_msg}";
         let style =
             ProgressStyle::with_template(template).expect("valid template").progress_chars("=> ");
         let steps = (rows * steps_per_row) as u64;

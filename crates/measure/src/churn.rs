@@ -101,7 +101,7 @@ impl Churn {
                 };
                 let thread = std::thread::Builder::new().spawn_scoped(scope, work);
                 let name = "churn";
-                threads.push(thread.map_err(|source| Error::Thread { name, source })?);
+                threads.push(thread.map_err(|source| Error::Thread { name, reason: source })?);
             }
             *gate = true;
             let began = Instant::now();
@@ -109,7 +109,7 @@ impl Churn {
             let mut requested = 0;
             for thread in threads {
                 let source = || io::ErrorKind::OutOfMemory.into();
-                let none_left = || Error::Call { call: "malloc", source: source() };
+                let none_left = || Error::Call { call: "malloc", reason: source() };
                 requested += thread.join().unwrap_or(None).ok_or_else(none_left)?;
             }
             Ok((began.elapsed().as_nanos() as u64, requested))
@@ -180,17 +180,17 @@ fn size_of_item(random: &mut SplitMix64) -> usize {
 /// Makes the kernel forget the most resident memory so far (`/proc/self/clear_refs`, Linux 4.0).
 fn reset_peak() -> Result<(), Error> {
     let call = "writing /proc/self/clear_refs";
-    fs::write("/proc/self/clear_refs", "5").map_err(|source| Error::Call { call, source })
+    fs::write("/proc/self/clear_refs", "5").map_err(|source| Error::Call { call, reason: source })
 }
 
 /// A size of `/proc/self/status` in bytes.
 fn resident(name: &str) -> Result<u64, Error> {
     let call = "reading /proc/self/status";
-    let status =
-        fs::read_to_string("/proc/self/status").map_err(|source| Error::Call { call, source })?;
+    let status = fs::read_to_string("/proc/self/status")
+        .map_err(|source| Error::Call { call, reason: source })?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let kb = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-    let missing = || Error::Call { call, source: io::ErrorKind::InvalidData.into() };
+    let missing = || Error::Call { call, reason: io::ErrorKind::InvalidData.into() };
     kb.map(|kb| kb << 10).ok_or_else(missing)
 }
 
@@ -207,7 +207,7 @@ fn allocator_of_this_process() -> Result<String, Error> {
         }
     };
     let call = "dladdr(malloc)";
-    file.ok_or_else(|| Error::Call { call, source: io::ErrorKind::NotFound.into() })
+    file.ok_or_else(|| Error::Call { call, reason: io::ErrorKind::NotFound.into() })
 }
 
 #[cfg(test)]

@@ -292,7 +292,7 @@ impl KernelScene {
         let ns = start.elapsed().as_nanos() as u64;
         moved.map_err(|errno| Error::Call {
             call: "move_pages",
-            source: std::io::Error::from_raw_os_error(errno.0),
+            reason: std::io::Error::from_raw_os_error(errno.0),
         })?;
         // The kernel writes no status for pages that it has not tried, so this queries all of them.
         self.all_are_on(self.away)?;

@@ -53,23 +53,35 @@ pub enum Error {
     #[error(transparent)]
     Leap(#[from] pageleap::Error),
     /// A system call failed.
-    #[error("{call} failed: {source}")]
+    #[error("{call} failed: {reason}")]
     Call {
         /// Its name.
         call: &'static str,
         /// Why.
-        source: io::Error,
+        reason: io::Error,
     },
     /// A thread could not be started.
     #[error(
-        "cannot start the thread `{name}` of the load: {source}; \
+        "cannot start the thread `{name}` of the load: {reason}; \
          raise the limit of threads (ulimit -u, pids.max)"
     )]
     Thread {
         /// Its name.
         name: &'static str,
         /// Why.
-        source: io::Error,
+        reason: io::Error,
+    },
+    /// A thread cannot run on the CPU that it is for.
+    #[error(
+        "no thread can be bound to CPU {cpu}: sched_setaffinity failed with {errno}; with EINVAL the CPU \
+         is offline, or has left the cpuset of this process; with EPERM or ENOSYS a seccomp filter \
+         refuses the call"
+    )]
+    Cpu {
+        /// The CPU.
+        cpu: usize,
+        /// With which error number.
+        errno: pageleap::Errno,
     },
     /// Memory for a measurement lies on another node than it was asked for.
     #[error("memory that was taken for {node} lies elsewhere: {verified}")]

@@ -116,7 +116,7 @@ impl Drop for PrivateMemory {
 
 /// Turns an error number of a call into an error.
 fn failed(call: &'static str) -> impl FnOnce(Errno) -> Error {
-    move |errno| Error::Call { call, source: std::io::Error::from_raw_os_error(errno.0) }
+    move |errno| Error::Call { call, reason: std::io::Error::from_raw_os_error(errno.0) }
 }
 
 #[cfg(test)]

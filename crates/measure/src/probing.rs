@@ -80,13 +80,13 @@ impl<'a> Probing<'a> {
     /// The memory cannot be had.
     ///
     /// # Panics
-    /// If the initiator has fewer than two CPUs.
+    /// If the initiator has one core only.
     pub fn new(
         initiator: &'a Initiator,
         buffer_bytes: u64,
         bystander_bytes: usize,
     ) -> Result<Probing<'a>, Error> {
-        assert!(initiator.cpus.len() > 1, "a bystander needs a CPU");
+        assert!(!initiator.injectors.is_empty(), "a bystander needs a core");
         let node = initiator.node;
         let least = (SWEEP_BYTES + PROBED_BYTES + bystander_bytes).next_multiple_of(2 << 20);
         let bytes = buffer_bytes.max(least as u64);
@@ -100,18 +100,18 @@ impl<'a> Probing<'a> {
     /// Threads cannot be started or bound.
     pub fn run(&self, nth: usize) -> Result<Run, Error> {
         let (chased, traffic) = (self.buffers.chased()?, self.buffers.traffic()?);
-        let (own, others) = self.initiator.cpus.split_first().expect("checked");
+        let own = &self.initiator.cpus[0];
         let mut chain = Chain::over(chased, Order::Blocks, nth as u64);
         let mut probe = Probe::new(nth as u64);
         let probed = &traffic[..PROBED_BYTES / size_of::<u64>()];
         let idle_ns = on_cpu(*own, || latencies(&mut chain, &mut probe, probed, nth))?;
-        let readers = Traffic { kind: Kind::Read, cpus: others, rate: None };
+        let readers = Traffic { kind: Kind::Read, cpus: &self.initiator.injectors, rate: None };
         let (of_readers, of_probe) = traffic.split_at(traffic.len() / 2);
-        let (loaded, load_bytes_per_s) = readers.beside(of_readers, || {
+        let (loaded, flow) = readers.beside(of_readers, || {
             on_cpu(*own, || latencies(&mut chain, &mut probe, of_probe, nth))
         })?;
         let (cpu_ns, lost_ns) = self.costs(&mut probe, nth)?;
-        Ok(Run { idle_ns, loaded_ns: loaded?, load_bytes_per_s, cpu_ns, lost_ns })
+        Ok(Run { idle_ns, loaded_ns: loaded?, load_bytes_per_s: flow.bytes_per_s, cpu_ns, lost_ns })
     }
 
     /// The CPU time of each, and the time that a bystander loses by each.
@@ -121,12 +121,10 @@ impl<'a> Probing<'a> {
         let (probed, rest) = rest.split_at(PROBED_BYTES / size_of::<u64>());
         let mut sweep =
             Chain::over(&rest[..SWEEP_BYTES / size_of::<u64>()], Order::Blocks, nth as u64);
-        let (own, other) = (self.initiator.cpus[0], self.initiator.cpus[1]);
+        let (own, other) = (self.initiator.cpus[0], self.initiator.injectors[0]);
         let bystander = Bystander { data, cpu: other };
-        let alone = bystander.beside(own, || {
-            std::thread::sleep(SLICE);
-            Work { times: 1, cpu_ns: None }
-        })?;
+        // The other CPU is as busy as beside probes, but loads nothing.
+        let alone = bystander.beside(own, || repeat(std::hint::spin_loop))?;
         let mut by_probes = || bystander.beside(own, || repeat(|| _ = probe.run(probed)));
         let mut by_sweeps =
             || bystander.beside(own, || repeat(|| _ = sweep.chase(SWEEP_BYTES / LINE)));
@@ -247,9 +245,11 @@ mod tests {
     fn a_run_has_all_figures() {
         let topology = Topology::read().unwrap();
         let allowed = topology.allowed_cpus();
-        let of_node = |node: &pageleap::topology::Node| Initiator {
-            node: node.id,
-            cpus: node.cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect(),
+        let of_node = |node: &pageleap::topology::Node| {
+            let cpus = node.cpus.iter().copied().filter(|cpu| allowed.contains(cpu));
+            let cpus: Vec<usize> = cpus.collect();
+            let injectors = cpus.iter().skip(1).copied().collect();
+            Initiator { node: node.id, cpus, injectors, has_memory: node.total_bytes > 0 }
         };
         let mut initiators = topology.nodes().iter().map(of_node);
         // A machine with one CPU has no bystanders.

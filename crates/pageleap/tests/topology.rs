@@ -5,7 +5,7 @@ mod strange;
 #[path = "common/tree.rs"]
 mod tree;
 
-use pageleap::topology::{Access, HugePages, Node, SysFiles, Topology, last_level_cache_bytes};
+use pageleap::topology::{Access, Cache, HugePages, Node, SysFiles, Topology, data_caches};
 use pageleap::{Error, NodeId};
 use tree::{NODE, RECORDED, Tree};
 
@@ -371,15 +371,19 @@ fn caches_that_cpus_share_count_once() {
             }
         }
     }
-    let bytes = |cpus: &[usize]| last_level_cache_bytes(&SysFiles::at(tree.root()), cpus);
-    assert_eq!(bytes(&[0]), Some(4 << 20));
-    assert_eq!(bytes(&[0, 1]), Some(4 << 20));
-    assert_eq!(bytes(&[0, 1, 2]), Some(8 << 20));
+    let caches = |cpus: &[usize]| data_caches(&SysFiles::at(tree.root()), cpus);
+    let levels = |counts: [usize; 3]| {
+        let all = [(1, 32 << 10), (2, 1 << 20), (3, 4 << 20)].into_iter().zip(counts);
+        all.flat_map(|((level, bytes), count)| vec![Cache { level, bytes }; count]).collect()
+    };
+    assert_eq!(caches(&[0]), Some(levels([1, 1, 1])));
+    assert_eq!(caches(&[0, 1]), Some(levels([2, 2, 1])));
+    assert_eq!(caches(&[0, 1, 2]), Some(levels([3, 3, 2])));
     // The kernel says nothing about CPU 3, and damaged files say nothing either.
-    assert_eq!(bytes(&[0, 3]), None);
-    assert_eq!(bytes(&[]), None);
+    assert_eq!(caches(&[0, 3]), None);
+    assert_eq!(caches(&[]), Some(Vec::new()));
     for (name, value) in [("size", "4 MB"), ("shared_cpu_list", "x"), ("level", "")] {
         tree.put(&format!("sys/devices/system/cpu/cpu2/cache/index3/{name}"), value);
-        assert_eq!(bytes(&[2]), None, "{name}");
+        assert_eq!(caches(&[2]), None, "{name}");
     }
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use pageleap::NodeId;
-use pageleap::topology::{SysFiles, Topology, last_level_cache_bytes};
+use pageleap::topology::{Cache, SysFiles, Topology, data_caches};
 use pageleap_measure::document::{Body, Column, Document, Section, Table, Value, column, fact};
 use pageleap_measure::figures::{percent, three_digits};
 use pageleap_measure::matrix::buffer_bytes;
@@ -20,15 +20,15 @@ use crate::{bytes, export, interrupt};
 /// The prober of the library looks every 10 s how long a load takes from each node to each node: it
 /// flushes about 2000 lines from the caches and loads them. The paper that it follows sweeps 64 MB.
 /// This command measures both in turns, on one node: the latency that each finds, alone and beside
-/// threads that read on all other CPUs; the CPU time of each; and how much of its time a bystander
+/// threads that read on all other cores; the CPU time of each; and how much of its time a bystander
 /// on another CPU loses, whose data is in a cache.
 ///
-/// Exit code: 0 measured; 1 a failure; 2 a request that makes no sense, or a node without two CPUs
+/// Exit code: 0 measured; 1 a failure; 2 a request that makes no sense, or a node without two cores
 /// for this process; 130 interrupted by Ctrl-C.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ProberArgs {
-    /// The node [default: the first with two CPUs]
+    /// The node [default: the first with two cores]
     #[arg(long, value_name = "NODE")]
     pub node: Option<u32>,
 
@@ -37,12 +37,13 @@ pub struct ProberArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub runs: u16,
 
-    /// Bytes of the bystander's data, which should fit a cache
-    #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = bystander)]
-    pub bystander: u64,
+    /// Bytes of the bystander's data, which should fit a cache that CPUs share [default: twice the
+    /// second-level cache of a CPU, or 4m]
+    #[arg(long, value_name = "SIZE", value_parser = bystander)]
+    pub bystander: Option<u64>,
 
-    /// Bytes of the buffer in which loads are swept, and of that of the readers [default: twice the
-    /// last-level caches of the CPUs, and some 70m at least]
+    /// Bytes of the buffer in which loads are swept, and of that of the readers [default: twice all
+    /// caches of the CPUs, and some 70m at least]
     #[arg(long, value_name = "SIZE", value_parser = bytes::region_size)]
     pub buffer: Option<u64>,
 
@@ -60,7 +61,7 @@ const HUGE: u64 = 2 << 20;
 const EXAMPLES: &str = "\
 Examples:
   pageleap bench prober
-      the first node with two CPUs
+      the first node with two cores
   pageleap bench prober --node 1 --bystander 16m --runs 31 --json > prober.json
       another node; the data of the bystander is in the last-level cache";
 
@@ -73,6 +74,13 @@ fn bystander(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Data that does not fit the caches of one CPU, and so lies in one that CPUs share, if there is one.
+fn shared(caches: &[Cache]) -> u64 {
+    const UNKNOWN: u64 = 4 << 20;
+    let second = caches.iter().filter(|cache| cache.level == 2).map(|cache| cache.bytes).max();
+    second.map_or(UNKNOWN, |bytes| (2 * bytes).clamp(1 << 20, 1 << 30).next_multiple_of(256 << 10))
+}
+
 /// Measures, prints and exports the runs that are complete.
 pub fn run(args: &ProberArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
@@ -80,17 +88,20 @@ pub fn run(args: &ProberArgs) -> Result<(), Stop> {
     let topology = Topology::read()?;
     let nodes = topology.nodes().iter().filter(|node| args.node.is_none_or(|id| id == node.id.0));
     let mut initiators = nodes.filter_map(|node| initiator(&topology, node));
-    let Some(from) = initiators.find(|from| from.cpus.len() > 1) else {
-        let which = args.node.map_or("no node has".to_owned(), |id| format!("node {id} has no"));
+    let Some(from) = initiators.find(|from| !from.injectors.is_empty()) else {
+        let which =
+            args.node.map_or("no node has".to_owned(), |id| format!("node {id} does not have"));
         let why =
-            format!("{which} two CPUs that this process may use, for a probe and a bystander");
+            format!("{which} two cores that this process may use, for a probe and a bystander");
         return Err(Refusal::new(why).into());
     };
-    let caches = last_level_cache_bytes(&SysFiles::host(), &from.cpus);
+    let caches = data_caches(&SysFiles::host(), &from.cpus);
+    let all = caches.as_ref().map(|all| all.iter().map(|cache| cache.bytes).sum());
+    let bystander = args.bystander.unwrap_or_else(|| shared(&caches.unwrap_or_default()));
     let mut runs = Vec::new();
     let measured = (|| {
-        let buffer = args.buffer.unwrap_or_else(|| buffer_bytes(caches)).next_multiple_of(HUGE);
-        let probing = Probing::new(&from, buffer, args.bystander as usize)?;
+        let buffer = args.buffer.unwrap_or_else(|| buffer_bytes(all)).next_multiple_of(HUGE);
+        let probing = Probing::new(&from, buffer, bystander as usize)?;
         let mut steps = Steps::new("probing", usize::from(args.runs), 1);
         for nth in 0..usize::from(args.runs) {
             steps.now("latency, CPU time, bystander".to_owned());
@@ -107,7 +118,7 @@ pub fn run(args: &ProberArgs) -> Result<(), Stop> {
     })();
     let printed = match runs.is_empty() {
         true => Ok(()),
-        false => exports.print(&document(from.node, args, &runs)?, args.json),
+        false => exports.print(&document(from.node, bystander, &runs)?, args.json),
     };
     export::conclude(measured, printed)
 }
@@ -183,14 +194,14 @@ fn columns() -> Vec<Column<Row>> {
     ]
 }
 
-fn document(node: NodeId, args: &ProberArgs, runs: &[Run]) -> Result<Document, Stop> {
+fn document(node: NodeId, bystander: u64, runs: &[Run]) -> Result<Document, Stop> {
     let rate = median(&runs.iter().map(|run| run.load_bytes_per_s).collect::<Vec<_>>());
     let facts = vec![
         fact("kernel", "Linux", machine::kernel_release()?),
         fact("node", "node", Value::count(node.0)),
         fact("runs", "runs", Value::count(runs.len())),
         fact("sweep_bytes", "sweep", Value::Bytes(SWEEP_BYTES as u64)),
-        fact("bystander_bytes", "data of the bystander", Value::Bytes(args.bystander)),
+        fact("bystander_bytes", "data of the bystander", Value::Bytes(bystander)),
         fact(
             "",
             "readers",
@@ -200,8 +211,8 @@ fn document(node: NodeId, args: &ProberArgs, runs: &[Run]) -> Result<Document, S
     ];
     let table = Table::of(&columns(), &rows(runs), |_| String::new());
     let notes = vec![
-        "A bystander loses the time by which it would have to run longer for as many loads; below 0 \
-         it was faster, by chance."
+        "A bystander loses the time by which it would have to run longer for as many loads. Below 0 it \
+         was faster: the range between the lowest and the highest is what this command cannot tell apart."
             .to_owned(),
     ];
     Ok(Document {

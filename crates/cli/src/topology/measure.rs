@@ -2,7 +2,8 @@
 
 use pageleap::NodeId;
 use pageleap::latency::Order;
-use pageleap::topology::{Node, SysFiles, Topology, last_level_cache_bytes};
+use pageleap::topology::{Node, SysFiles, Topology, data_caches};
+use pageleap_measure::Error;
 use pageleap_measure::figures::human_bytes;
 use pageleap_measure::matrix::{
     self, Initiator, Kind, LEAST_BYTES, Pair, Plan, Watch, buffer_bytes,
@@ -67,14 +68,16 @@ fn measure_all(
 ) -> Result<(), Stop> {
     let most_cpus = initiators.iter().map(|from| from.cpus.len()).max().unwrap_or(1);
     let pairs = initiators.len() * targets.len();
-    let mut progress = Progress(Steps::new("measuring", pairs, matrix::steps(most_cpus)));
+    let mut progress = Progress(Steps::new("measuring", pairs, matrix::steps(most_cpus)), false);
     let mut failed = None;
     for from in initiators {
-        let caches = last_level_cache_bytes(&SysFiles::host(), &from.cpus);
+        let caches = data_caches(&SysFiles::host(), &from.cpus);
+        let caches = caches.map(|all| all.iter().map(|cache| cache.bytes).sum());
         for to in targets {
             let name = format!("{} to {}", from.node, to.id);
-            let (bytes, remark) = bytes(args, caches, to);
-            remark.into_iter().for_each(|remark| measured.leave_out(remark, &name));
+            let bytes = bytes(args, caches, to);
+            let remarks = remarks(bytes, caches, to);
+            remarks.into_iter().for_each(|remark| measured.leave_out(remark, &name));
             let plan = Plan { runs: usize::from(args.runs), buffer_bytes: bytes };
             match Pair::measure(from, to.id, plan, &mut progress) {
                 Ok(Some(pair)) => {
@@ -85,7 +88,12 @@ fn measure_all(
                 Ok(None) => {}
                 // The others can be measured all the same.
                 Err(error) => {
-                    measured.leave_out(error.to_string(), &name);
+                    progress.0.row_done(&format!("{name}: {error}"));
+                    let less = match &error {
+                        Error::Leap(pageleap::Error::OutOfMemory { .. }) => "; --buffer takes less",
+                        _ => "",
+                    };
+                    measured.leave_out(format!("{error}{less}"), &name);
                     failed.get_or_insert(error);
                 }
             }
@@ -99,22 +107,34 @@ fn measure_all(
     }
 }
 
-/// Bytes of a buffer on this node, and a remark if the caches hold a part of it.
-fn bytes(args: &TopologyArgs, caches: Option<u64>, to: &Node) -> (u64, Option<String>) {
-    let wanted = args.buffer.unwrap_or_else(|| buffer_bytes(caches));
+/// Bytes of a buffer on this node.
+fn bytes(args: &TopologyArgs, caches: Option<u64>, to: &Node) -> u64 {
     let room = to.free_bytes / OF_FREE / 2 / HUGE * HUGE;
-    let bytes = args.buffer.unwrap_or_else(|| wanted.min(room).max(LEAST_BYTES));
-    let Some(caches) = caches.filter(|caches| bytes < buffer_bytes(Some(*caches))) else {
-        return (bytes, None);
-    };
-    let why = if args.buffer.is_some() { "" } else { ", because the node has little free memory" };
-    let remark = format!(
-        "a buffer has {}{why}, and the last-level caches have {}: they may hold a part of it, which \
-         makes latencies too low",
-        human_bytes(bytes as f64),
-        human_bytes(caches as f64),
-    );
-    (bytes, Some(remark))
+    args.buffer.unwrap_or_else(|| buffer_bytes(caches).min(room).max(LEAST_BYTES))
+}
+
+/// Why figures of buffers of this size may not be those of the node's memory.
+fn remarks(bytes: u64, caches: Option<u64>, to: &Node) -> Vec<String> {
+    let [size, of_caches] = [bytes, caches.unwrap_or(0)].map(|bytes| human_bytes(bytes as f64));
+    let mut remarks = Vec::new();
+    if caches.is_none() {
+        remarks.push(format!(
+            "the kernel does not tell the sizes of the caches; if they have more than half of a buffer \
+             ({size}), latencies are too low, and bandwidths too high"
+        ));
+    } else if bytes < buffer_bytes(caches) {
+        remarks.push(format!(
+            "a buffer has {size}, and the caches of the CPUs have {of_caches}: they may hold a part of \
+             it, which makes latencies too low, and bandwidths too high"
+        ));
+    }
+    if let Some(cache) = to.side_caches.first() {
+        remarks.push(format!(
+            "the memory has a cache of {} in front of it: figures may be those of that cache",
+            human_bytes(cache.bytes as f64)
+        ));
+    }
+    remarks
 }
 
 fn in_short(pair: &Pair) -> String {
@@ -123,12 +143,15 @@ fn in_short(pair: &Pair) -> String {
     format!("{} to {}: {ns:.0} ns, {read:.1} GB/s read", pair.from, pair.to)
 }
 
-struct Progress(Steps);
+/// Steps of a pair, the last of which is under way.
+struct Progress(Steps, bool);
 
 impl Watch for Progress {
     fn step(&mut self, what: String) {
+        if std::mem::replace(&mut self.1, true) {
+            self.0.done();
+        }
         self.0.now(what);
-        self.0.done();
     }
 
     fn is_stopped(&self) -> bool {

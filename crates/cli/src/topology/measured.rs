@@ -146,8 +146,8 @@ fn loaded(measured: &Measured) -> String {
         rows.push(names.into_iter().chain(ns).collect());
     }
     format!(
-        "\nLatency of a load beside threads on the other CPUs of its node, which read at a share of \
-         their bandwidth\n{}",
+        "\nLatency under load: of a load beside threads on the other cores of its node, which are asked \
+         to read a share of what they can\n{}",
         aligned(&rows)
     )
 }
@@ -200,8 +200,8 @@ fn lay(measured: &Measured) -> String {
         "\nBuffers of each pair: {}. The kernel says of each page that it lay on the node of the \
          column.\n",
         buffers.join(", then ")
-    ) + "Page tables were asked for on the node of the row; the kernel does not say where it has put \
-           them.\n"
+    ) + "Page tables were asked for on the node of the row, if it has memory; the kernel does not say \
+           where it has put them.\n"
 }
 
 fn nodes(measured: &Measured, of: impl Fn(&Pair) -> NodeId) -> Vec<NodeId> {
@@ -284,6 +284,8 @@ struct JsonBandwidth {
 struct JsonLoaded {
     /// What the threads were asked to read, as a share of the most that they can.
     share: f64,
+    /// The same in bytes per second; null for no limit.
+    asked_bytes_per_s: Option<f64>,
     bytes_per_s: JsonFigure,
     ns: JsonFigure,
 }
@@ -294,8 +296,9 @@ struct JsonBuffers {
     bytes: u64,
     /// Pages that the kernel has on the target: all of them.
     pages: u64,
-    /// The node on which page tables were asked for. The kernel does not say where it has put them.
-    page_tables_asked: u32,
+    /// The node on which page tables were asked for; null for a node of CPUs without memory. The
+    /// kernel does not say where it has put them.
+    page_tables_asked: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -330,6 +333,7 @@ impl JsonPair {
         });
         let loaded = pair.loaded.iter().map(|point| JsonLoaded {
             share: point.share,
+            asked_bytes_per_s: point.asked_bytes_per_s,
             bytes_per_s: point.bytes_per_s.into(),
             ns: point.ns.into(),
         });
@@ -337,7 +341,7 @@ impl JsonPair {
             page: page.to_string(),
             bytes: lay.bytes,
             pages: lay.pages,
-            page_tables_asked: lay.page_tables.0,
+            page_tables_asked: lay.page_tables.map(|node| node.0),
         });
         let firmware = firmware(topology, pair).map(|access| JsonFirmware {
             class: access.class,

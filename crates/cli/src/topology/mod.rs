@@ -28,9 +28,9 @@ use crate::{bytes, export, output, sysroot};
 /// The command reads sysfs and procfs, changes nothing, and needs no privilege.
 ///
 /// With --measure it also measures, from the CPUs of each node to the memory of each node: the
-/// latency of a load, alone and beside threads that read; and the bandwidth of reads, writes and
-/// copies. It takes about 10 seconds for each pair, and memory on the target: four times the
-/// last-level caches. Other load on the machine shows in the figures.
+/// latency of a load (by pointer chasing), alone and beside threads that read; and the bandwidth of
+/// reads, writes and copies. A pair takes 10 to 20 seconds, and memory on the target: four times all
+/// caches of the CPUs, and 128m at least. Other load on the machine shows in the figures.
 ///
 /// Exit code: 0 shown; 1 nodes, CPUs or memory cannot be read, or no pair could be measured; 2
 /// nodes that do not exist, or a folder that cannot be entered; 130 interrupted by Ctrl-C: pairs that
@@ -64,8 +64,8 @@ pub struct TopologyArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub runs: u16,
 
-    /// Bytes of a buffer, two of which are taken on the target [default: twice the last-level
-    /// caches of the CPUs, and 64m at least]
+    /// Bytes of a buffer, two of which are taken on the target [default: twice all caches of the
+    /// CPUs, and 64m at least]
     #[arg(long, value_name = "SIZE", requires = "measure", value_parser = buffer)]
     pub buffer: Option<u64>,
 }

@@ -60,7 +60,8 @@ pub(super) fn run(
             .map(|word| libc::iovec { iov_base: word.cast(), iov_len: size_of::<u64>() })
             .collect();
         let data: Vec<u8> = value.to_ne_bytes().repeat(spread);
-        file.write_all_at(&data, 0).map_err(|source| Error::Call { call: "pwrite", source })?;
+        file.write_all_at(&data, 0)
+            .map_err(|source| Error::Call { call: "pwrite", reason: source })?;
         let (start, from) = (Instant::now(), beside.stage.phase());
         log.efaults += u64::from(read_words(&file, &pieces)?);
         log.waits.add(Phase::of_interval(from, beside.stage.phase()), start.elapsed());
@@ -79,7 +80,7 @@ fn memory_file() -> Result<File, Error> {
         let fd = libc::memfd_create(c"pageleap-measure".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {
             let source = io::Error::last_os_error();
-            return Err(Error::Call { call: "memfd_create", source });
+            return Err(Error::Call { call: "memfd_create", reason: source });
         }
         Ok(File::from_raw_fd(fd))
     }
@@ -101,7 +102,7 @@ fn read_words(file: &File, pieces: &[libc::iovec]) -> Result<bool, Error> {
             // The next call repeats a word that this one began.
             Ok(bytes) => done += bytes / size_of::<u64>(),
             Err(_) if source.raw_os_error() == Some(libc::EFAULT) => {}
-            Err(_) => return Err(Error::Call { call: "preadv", source }),
+            Err(_) => return Err(Error::Call { call: "preadv", reason: source }),
         }
         if done == pieces.len() {
             return Ok(repeated);

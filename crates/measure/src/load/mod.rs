@@ -354,7 +354,7 @@ fn spawn<'scope, T: Send + 'scope>(
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, T>, Error> {
     let builder = thread::Builder::new().name(name.to_owned());
-    builder.spawn_scoped(scope, work).map_err(|source| Error::Thread { name, source })
+    builder.spawn_scoped(scope, work).map_err(|source| Error::Thread { name, reason: source })
 }
 
 fn joined<T>(thread: ScopedJoinHandle<T>) -> T {
@@ -449,7 +449,7 @@ mod tests {
         let mut shadow = Shadow::fill(&words);
         let failed = run_beside(&writing(FAST, 2, 1, true), &words, &mut shadow, |_| {
             let source = std::io::Error::other("on purpose");
-            Err::<(), _>(Error::Call { call: "none", source })
+            Err::<(), _>(Error::Call { call: "none", reason: source })
         });
         assert!(failed.unwrap_err().to_string().contains("on purpose"));
         assert_eq!(shadow.lost(&words), 0);

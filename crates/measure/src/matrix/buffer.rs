@@ -1,6 +1,5 @@
 //! Buffers on the target, verified with the kernel, and threads on the CPUs of the initiator.
 
-use std::io;
 use std::sync::atomic::AtomicU64;
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
@@ -14,16 +13,16 @@ use crate::Error;
 pub struct Lay {
     /// Bytes of all buffers.
     pub bytes: u64,
-    /// Pages that the kernel has on the target: all of them (`move_pages(2)` without a target).
+    /// Pages that the kernel has on the target: all of them (`move_pages(2)` without a target, or
+    /// `numa_maps` where a filter refuses that).
     pub pages: u64,
-    /// The node on which page tables were asked for: that of the CPUs, so that walks are local. The
-    /// kernel tells nobody where it has put them.
-    pub page_tables: NodeId,
+    /// The node on which page tables were asked for: that of the CPUs, so that walks are local, or
+    /// `None` if it has no memory. The kernel tells nobody where it has put them.
+    pub page_tables: Option<NodeId>,
 }
 
 /// The memory of a measurement.
 pub(crate) struct Buffers {
-    /// In front: the regions go before the pool.
     chased: Region,
     traffic: Option<Region>,
     pub lay: Lay,
@@ -42,20 +41,35 @@ impl Buffers {
         with_traffic: bool,
     ) -> Result<Buffers, Error> {
         let buffers = if with_traffic { 2 } else { 1 };
-        let place = Placement::on(to).page_tables(PageTables::Node(from.node));
+        let page_tables = from.has_memory.then_some(from.node);
+        let place = Placement::on(to);
+        let place = match page_tables {
+            Some(node) => place.page_tables(PageTables::Node(node)),
+            None => place,
+        };
         let pool = Pool::builder(place.clone(), bytes * buffers).page_size(page).build()?;
         let region = || Region::new(pool.on(place.clone()), bytes as usize);
         let (chased, traffic) = (region()?, (buffers == 2).then(region).transpose()?);
+        let lay = Lay { bytes: bytes * buffers, pages: 0, page_tables };
+        let mut all = Buffers { chased, traffic, lay };
+        all.lay.pages = all.verify(to)?;
+        Ok(all)
+    }
+
+    /// Asks the kernel where the pages lie. Returns how many there are.
+    ///
+    /// # Errors
+    /// [`Error::Elsewhere`] if not all of them lie on the target.
+    pub fn verify(&self, to: NodeId) -> Result<u64, Error> {
         let mut pages = 0;
-        for region in [Some(&chased), traffic.as_ref()].into_iter().flatten() {
+        for region in [Some(&self.chased), self.traffic.as_ref()].into_iter().flatten() {
             let verified = region.verify()?;
             if !verified.is_right() {
                 return Err(Error::Elsewhere { node: to, verified: verified.to_string() });
             }
             pages += verified.pages;
         }
-        let lay = Lay { bytes: bytes * buffers, pages, page_tables: from.node };
-        Ok(Buffers { chased, traffic, lay })
+        Ok(pages)
     }
 
     /// The buffer for chains of loads.
@@ -85,13 +99,10 @@ pub(crate) fn start<'scope, T: Send + 'scope>(
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, Result<T, Error>>, Error> {
     let bound = move || {
-        pageleap_sys::set_affinity(0, &[cpu]).map_err(|errno| Error::Call {
-            call: "sched_setaffinity",
-            source: io::Error::from_raw_os_error(errno.0),
-        })?;
+        pageleap_sys::set_affinity(0, &[cpu]).map_err(|errno| Error::Cpu { cpu, errno })?;
         Ok(work())
     };
     let name = "matrix";
     let thread = Builder::new().name(name.to_owned()).spawn_scoped(scope, bound);
-    thread.map_err(|source| Error::Thread { name, source })
+    thread.map_err(|source| Error::Thread { name, reason: source })
 }

@@ -15,7 +15,7 @@ mod buffer;
 mod latency;
 mod traffic;
 
-use pageleap::latency::Order;
+use pageleap::latency::{Chain, Order};
 use pageleap::{NodeId, PageSize};
 
 pub use self::buffer::Lay;
@@ -27,12 +27,20 @@ use crate::statistics::{extremes, median};
 
 /// Bytes of a buffer at least, whatever the caches are.
 pub const LEAST_BYTES: u64 = 64 << 20;
-/// Bytes of a buffer for each byte of the last-level caches of the initiator's CPUs. A chain of
-/// random loads over twice the cache finds little of it there, because each line comes again only
-/// after all others.
+/// Bytes of a buffer if the caches are not known. Many processors have less cache.
+pub const UNKNOWN_BYTES: u64 = 256 << 20;
+/// Bytes of a buffer for each byte of cache. A chain of random loads over twice the caches finds
+/// little of it there, because each line comes again only after all others. And the part of one
+/// thread is twice its own caches and its share of the others.
 pub const OF_CACHE: u64 = 2;
+/// Bytes of a buffer for each CPU at least, so that each thread has a part.
+const OF_CPU: u64 = 256 << 10;
+/// Buffers are multiples of it, whatever their pages.
+const HUGE: u64 = 2 << 20;
 /// The bandwidths beside which latency is measured, as shares of that of all injecting threads.
 const SHARES: [f64; 6] = [0.1, 0.25, 0.5, 0.75, 0.9, 1.0];
+/// Below this share of the time on its CPU, a thread has not measured what the CPU can do.
+const LEAST_CPU_SHARE: f64 = 0.95;
 
 /// The kinds of pages, the better first: memory is measured with the first that there is.
 pub const PAGES: [PageSize; 2] = [PageSize::Thp, PageSize::Base];
@@ -46,14 +54,11 @@ pub struct Plan {
     pub buffer_bytes: u64,
 }
 
-/// Bytes of a buffer that no cache of the initiator holds. `cache_bytes` are its last-level caches,
-/// if they are known.
+/// Bytes of a buffer that the caches of the initiator do not hold. `cache_bytes` are those of all
+/// levels, each cache once; `None` if they are not known.
 pub fn buffer_bytes(cache_bytes: Option<u64>) -> u64 {
-    const BLOCK: u64 = 2 << 20;
-    cache_bytes
-        .map_or(0, |bytes| bytes.saturating_mul(OF_CACHE))
-        .max(LEAST_BYTES)
-        .next_multiple_of(BLOCK)
+    let bytes = cache_bytes.map_or(UNKNOWN_BYTES, |bytes| bytes.saturating_mul(OF_CACHE));
+    bytes.max(LEAST_BYTES).next_multiple_of(HUGE)
 }
 
 /// A node whose CPUs access memory.
@@ -63,6 +68,11 @@ pub struct Initiator {
     pub node: NodeId,
     /// Its CPUs that this process may use, in the order in which threads take them. Not empty.
     pub cpus: Vec<usize>,
+    /// The CPUs that do not share a core with the first one. Threads on them inject traffic while
+    /// the first one loads.
+    pub injectors: Vec<usize>,
+    /// Whether page tables can be asked for on the node: it has memory that this process may use.
+    pub has_memory: bool,
 }
 
 /// A figure of several runs.
@@ -112,6 +122,8 @@ pub struct Bandwidth {
 pub struct Loaded {
     /// What they were asked to read, as a share of the most that they can.
     pub share: f64,
+    /// The same in bytes per second; `None` for no limit.
+    pub asked_bytes_per_s: Option<f64>,
     /// What they have read, in bytes per second.
     pub bytes_per_s: Figure,
     /// Nanoseconds of a load.
@@ -131,7 +143,7 @@ pub struct Pair {
     pub idle: Vec<Idle>,
     /// By kind and number of threads.
     pub bandwidth: Vec<Bandwidth>,
-    /// By bandwidth; empty if the initiator has one CPU, which the loads need.
+    /// By bandwidth; empty if the initiator has one core, which the loads need.
     pub loaded: Vec<Loaded>,
     /// Threads that read while latency was measured.
     pub injectors: usize,
@@ -143,7 +155,7 @@ pub struct Pair {
 
 /// Steps of the measurement of a pair, for progress: at most so many.
 pub fn steps(cpus: usize) -> usize {
-    PAGES.len() * 2 + Kind::ALL.len() * thread_counts(cpus).len() + SHARES.len()
+    PAGES.len() * 2 + Kind::ALL.len() * thread_counts(cpus).len() + 1 + SHARES.len()
 }
 
 /// 1, 2, 4 and so on, and the number itself.
@@ -179,14 +191,17 @@ impl Pair {
             idle: Vec::new(),
             bandwidth: Vec::new(),
             loaded: Vec::new(),
-            injectors: from.cpus.len() - 1,
+            injectors: from.injectors.len(),
             page: PageSize::Base,
             left_out: Vec::new(),
         };
+        let least = (from.cpus.len() as u64 * OF_CPU).next_multiple_of(HUGE);
+        let bytes = plan.buffer_bytes.max(least);
+        let mut cpu_share = 1.0;
         let mut is_first = true;
         for page in PAGES {
             // The memory of one kind is given back before the other is taken.
-            let buffers = match Buffers::new(from, to, page, plan.buffer_bytes, is_first) {
+            let buffers = match Buffers::new(from, to, page, bytes, is_first) {
                 Ok(buffers) => buffers,
                 Err(Error::Leap(error)) if page != PageSize::Base => {
                     pair.left_out.push(format!("{page} pages: {error}"));
@@ -195,13 +210,23 @@ impl Pair {
                 Err(error) => return Err(error),
             };
             pair.lay.push((page, buffers.lay.clone()));
-            let at = Measuring { from, to, plan, buffers: &buffers };
+            let mut at = Measuring { from, to, plan, buffers: &buffers, cpu_share };
             let whole = at.idle(page, &mut pair, watch)?
                 && (!is_first || at.rest(page, &mut pair, watch)?);
             if !whole {
                 return Ok(None);
             }
+            cpu_share = at.cpu_share;
+            // The cpuset may have changed meanwhile, or balancing has moved pages.
+            buffers.verify(to)?;
             is_first = false;
+        }
+        if cpu_share < LEAST_CPU_SHARE {
+            pair.left_out.push(format!(
+                "bandwidths are too low: threads were on their CPUs for {:.0} % of the time only, \
+                 because of other load or of a limit of CPU time (cpu.max of a cgroup)",
+                cpu_share * 100.0
+            ));
         }
         Ok(Some(pair))
     }
@@ -223,75 +248,118 @@ struct Measuring<'a> {
     to: NodeId,
     plan: Plan,
     buffers: &'a Buffers,
+    /// The smallest share of its time that a thread was on its CPU.
+    cpu_share: f64,
 }
 
 impl Measuring<'_> {
-    fn step(&self, what: &str, watch: &mut dyn Watch) -> bool {
+    fn step(&self, what: &str, watch: &mut dyn Watch) {
         watch.step(format!("{} to {}, {what}", self.from.node, self.to));
-        !watch.is_stopped()
     }
 
-    fn idle(&self, page: PageSize, pair: &mut Pair, watch: &mut dyn Watch) -> Result<bool, Error> {
-        for order in [Order::Blocks, Order::Pages] {
-            if !self.step(&format!("latency, {page} pages"), watch) {
-                return Ok(false);
+    /// Measures a figure as often as the plan says. Returns `None` if it was stopped.
+    fn runs<T>(
+        &mut self,
+        watch: &dyn Watch,
+        mut run: impl FnMut(&mut Self) -> Result<T, Error>,
+    ) -> Result<Option<Vec<T>>, Error> {
+        let mut results = Vec::new();
+        for _ in 0..self.plan.runs {
+            if watch.is_stopped() {
+                return Ok(None);
             }
-            let chased = self.buffers.chased()?;
-            let values =
-                on_cpu(self.from.cpus[0], || latency::idle(chased, order, self.plan.runs))?;
-            pair.idle.extend(Figure::of(&values).map(|ns| Idle { page, order, ns }));
+            results.push(run(self)?);
+        }
+        Ok(Some(results))
+    }
+
+    fn idle(
+        &mut self,
+        page: PageSize,
+        pair: &mut Pair,
+        watch: &mut dyn Watch,
+    ) -> Result<bool, Error> {
+        let (chased, own) = (self.buffers.chased()?, self.from.cpus[0]);
+        for order in [Order::Blocks, Order::Pages] {
+            self.step(&format!("latency, {page} pages"), watch);
+            let mut chain = on_cpu(own, || latency::chain(chased, order))?;
+            let runs = self.runs(watch, |_| on_cpu(own, || latency::ns(&mut chain)))?;
+            let Some(runs) = runs else { return Ok(false) };
+            pair.idle.extend(Figure::of(&runs).map(|ns| Idle { page, order, ns }));
         }
         Ok(true)
     }
 
     /// Bandwidths, and latency beside them.
-    fn rest(&self, page: PageSize, pair: &mut Pair, watch: &mut dyn Watch) -> Result<bool, Error> {
+    fn rest(
+        &mut self,
+        page: PageSize,
+        pair: &mut Pair,
+        watch: &mut dyn Watch,
+    ) -> Result<bool, Error> {
         pair.page = page;
-        let traffic = self.buffers.traffic()?;
+        let cpus = &self.from.cpus;
         for kind in Kind::ALL {
-            for threads in thread_counts(self.from.cpus.len()) {
-                if !self.step(&format!("{kind} by {threads} threads"), watch) {
+            for threads in thread_counts(cpus.len()) {
+                let plural = if threads == 1 { "" } else { "s" };
+                self.step(&format!("{kind} by {threads} thread{plural}"), watch);
+                let Some(runs) = self.bandwidths(kind, &cpus[..threads], watch)? else {
                     return Ok(false);
-                }
-                let cpus = &self.from.cpus[..threads];
-                let run = |_| Traffic { kind, cpus, rate: None }.bandwidth(traffic);
-                let rates: Result<Vec<f64>, Error> = (0..self.plan.runs).map(run).collect();
-                pair.bandwidth.extend(Figure::of(&rates?).map(|bytes_per_s| Bandwidth {
-                    kind,
-                    threads,
-                    bytes_per_s,
-                }));
+                };
+                let figure = Figure::of(&runs);
+                let bandwidth = |bytes_per_s| Bandwidth { kind, threads, bytes_per_s };
+                pair.bandwidth.extend(figure.map(bandwidth));
             }
         }
         self.loaded(pair, watch)
     }
 
-    fn loaded(&self, pair: &mut Pair, watch: &mut dyn Watch) -> Result<bool, Error> {
-        let (own, cpus) = self.from.cpus.split_first().expect("an initiator has a CPU");
+    fn bandwidths(
+        &mut self,
+        kind: Kind,
+        cpus: &[usize],
+        watch: &dyn Watch,
+    ) -> Result<Option<Vec<f64>>, Error> {
+        let traffic = self.buffers.traffic()?;
+        self.runs(watch, |at| {
+            let flow = Traffic { kind, cpus, rate: None }.bandwidth(traffic)?;
+            at.cpu_share = at.cpu_share.min(flow.cpu_share);
+            Ok(flow.bytes_per_s)
+        })
+    }
+
+    fn loaded(&mut self, pair: &mut Pair, watch: &mut dyn Watch) -> Result<bool, Error> {
+        let (own, cpus) = (self.from.cpus[0], &self.from.injectors);
         if cpus.is_empty() {
             let one =
-                "latency under load: the node has one CPU for this process, which the loads need";
+                "latency under load: the node has one core for this process, which the loads need";
             pair.left_out.push(one.to_owned());
             return Ok(true);
         }
         let (chased, traffic) = (self.buffers.chased()?, self.buffers.traffic()?);
-        let most = Traffic { kind: Kind::Read, cpus, rate: None }.bandwidth(traffic)?;
-        let chain = on_cpu(*own, || latency::Loaded::over(chased))?;
+        self.step("bandwidth of the injectors", watch);
+        let Some(most) = self.bandwidths(Kind::Read, cpus, watch)? else { return Ok(false) };
+        let most = median(&most).unwrap_or(0.0);
+        let mut chain: Chain<'_> = on_cpu(own, || latency::chain(chased, Order::Blocks))?;
         for share in SHARES {
-            if !self.step(&format!("latency at {:.0} % of the bandwidth", share * 100.0), watch) {
-                return Ok(false);
-            }
-            // All of it is no pace at all.
+            self.step(&format!("latency at {:.0} % of the bandwidth", share * 100.0), watch);
+            // At 100 % nothing holds them back.
             let rate = (share < 1.0).then_some(most * share);
-            let injectors = Traffic { kind: Kind::Read, cpus, rate };
-            let (mut all_ns, mut rates) = (Vec::new(), Vec::new());
-            for _ in 0..self.plan.runs {
-                let (ns, rate) = injectors.beside(traffic, || on_cpu(*own, || chain.ns()))?;
-                all_ns.push(ns?);
-                rates.push(rate);
-            }
+            let runs = self.runs(watch, |_| {
+                let injectors = Traffic { kind: Kind::Read, cpus, rate };
+                let (ns, flow) =
+                    injectors.beside(traffic, || on_cpu(own, || latency::ns(&mut chain)))?;
+                Ok((ns?, flow.bytes_per_s))
+            })?;
+            let Some(runs) = runs else { return Ok(false) };
+            let (all_ns, rates): (Vec<f64>, Vec<f64>) = runs.into_iter().unzip();
             let figures = Figure::of(&rates).zip(Figure::of(&all_ns));
-            pair.loaded.extend(figures.map(|(bytes_per_s, ns)| Loaded { share, bytes_per_s, ns }));
+            pair.loaded.extend(figures.map(|(bytes_per_s, ns)| Loaded {
+                share,
+                asked_bytes_per_s: rate,
+                bytes_per_s,
+                ns,
+            }));
         }
         Ok(true)
     }

@@ -13,8 +13,9 @@ use crate::units::BASE_PAGE;
 pub(super) const WORDS: usize = LINE_BYTES / size_of::<u64>();
 /// Lines of a base page.
 pub(super) const LINES: usize = BASE_PAGE / LINE_BYTES;
-/// Bytes of a block. The translations of 64 pages fit the first-level TLB of the processors of
-/// today. Intel's Memory Latency Checker has blocks of this size, too.
+/// Bytes of a block. The translations of 64 pages fit the first-level TLB of many processors (64
+/// entries and more on those of Intel and AMD), and the second level of all. Intel's Memory Latency
+/// Checker has blocks of this size, too.
 const BLOCK_BYTES: usize = 64 * BASE_PAGE;
 /// Lines that a processor may fetch together: a pair (the spatial prefetcher of Intel's
 /// processors). One of each pair is visited in the first half of the chain, the other in the second.

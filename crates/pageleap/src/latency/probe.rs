@@ -8,7 +8,7 @@ use pageleap_sys::{flush_line, wait_for_flushes};
 use super::chain::{LINES, Link, PAIR, WORDS, chase};
 use crate::units::BASE_PAGE;
 
-/// Pages whose lines a probe loads: their translations fit the first-level TLB.
+/// Pages whose lines a probe loads, as many as a block of a chain has.
 const PAGES: usize = 64;
 /// Loads between two readings of the clock.
 const BATCH: usize = 256;

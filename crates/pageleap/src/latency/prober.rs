@@ -29,8 +29,8 @@ const BUFFER_BYTES: usize = 4 << 20;
 /// memory. A prober notices that. It follows *Latency-aware page-table migration* (section 4.1.1),
 /// where each probe sweeps a buffer that is larger than all caches, and so takes the caches of its
 /// neighbours. Here a probe flushes about 2000 random lines of a small buffer from the caches, and
-/// loads these: some 0.5 ms of CPU time, and as many lines of a cache. `docs/latency.md` compares
-/// both.
+/// loads these: less than a millisecond of CPU time, with the question to the kernel where the buffer
+/// lies. `docs/latency.md` compares both.
 ///
 /// The thread moves to the CPUs of each initiator in turn. It takes 4 MB of each target's memory for
 /// each initiator, and no privilege. It ends when the value is dropped, after the probe that it is
@@ -120,10 +120,11 @@ impl ProberBuilder {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the processor has no instruction that flushes lines (it is neither
-    /// an x86-64 nor an arm64), or no CPU of the initiators may be used; [`Error::UnknownNode`] or
-    /// [`Error::NodeNotAllowed`] for a node that is not there or not allowed; the errors of
-    /// [`PoolBuilder::build`](crate::pool::PoolBuilder::build) if a target has no memory left;
-    /// [`Error::NoThread`].
+    /// an x86-64 nor an arm64), or no CPU of a named initiator may be used; [`Error::UnknownNode`] for
+    /// a node that is not there; the errors of
+    /// [`PoolBuilder::build`](crate::pool::PoolBuilder::build) if no target has memory for it;
+    /// [`Error::NoThread`]. A pair for which only its own target has no memory stays unknown, with the
+    /// reason ([`Latencies::unknown`]).
     pub fn start(self) -> Result<Prober, Error> {
         if !CAN_FLUSH_LINES {
             return Err(Error::Unsupported {
@@ -131,22 +132,25 @@ impl ProberBuilder {
                 remedy: "measure with a Chain over a buffer that is larger than the caches",
             });
         }
-        let pairs = self.pairs(&Topology::read()?)?;
-        let shared = Arc::new(Shared::default());
+        let (pairs, latencies) = self.pairs(&Topology::read()?)?;
+        let state = State { latencies, ..State::default() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), ..Shared::default() });
         let of_thread = shared.clone();
         thread::start(c"pageleap-probes", move || of_thread.probe(&pairs, self.every))
             .map_err(|errno| priority::no_thread("the thread of a prober", errno))?;
         Ok(Prober { shared, process: std::process::id() })
     }
 
-    fn pairs(&self, topology: &Topology) -> Result<Vec<Pair>, Error> {
-        let all = || topology.nodes().iter().map(|node| node.id);
+    /// The pairs with their buffers, and why those pairs are not known that have none.
+    fn pairs(&self, topology: &Topology) -> Result<(Vec<Pair>, Latencies), Error> {
+        let all = || topology.nodes().iter().map(|node| node.id).collect();
         let allowed = topology.allowed_cpus();
-        let mut pairs = Vec::new();
-        for from in self.initiators.clone().unwrap_or_else(|| all().collect()) {
-            let cpus = &topology.node(from)?.cpus;
-            let cpus: Vec<usize> =
-                cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
+        let targets = self.targets.clone().unwrap_or_else(|| topology.allowed_nodes());
+        let (mut pairs, mut unknown, mut first) = (Vec::new(), Latencies::default(), None);
+        for from in self.initiators.clone().unwrap_or_else(all) {
+            let node = topology.node(from)?;
+            let cpus = node.cpus.iter().copied().filter(|cpu| allowed.contains(cpu));
+            let cpus: Vec<usize> = cpus.collect();
             if cpus.is_empty() && self.initiators.is_none() {
                 continue;
             }
@@ -156,20 +160,32 @@ impl ProberBuilder {
                     remedy: "probe from other nodes",
                 });
             }
-            let targets = || topology.allowed_nodes();
-            for to in self.targets.clone().unwrap_or_else(targets) {
+            let has_memory = node.total_bytes > 0 && topology.is_allowed(from);
+            for &to in &targets {
                 topology.node(to)?;
-                let buffer = buffer(from, to)?;
-                pairs.push(Pair { from, cpus: cpus.clone(), to, buffer });
+                match buffer(has_memory.then_some(from), to) {
+                    Ok(buffer) => pairs.push(Pair { from, cpus: cpus.clone(), to, buffer }),
+                    Err(error) => {
+                        unknown.set_unknown(from, to, error.to_string());
+                        first.get_or_insert(error);
+                    }
+                }
             }
         }
-        Ok(pairs)
+        match first {
+            Some(error) if pairs.is_empty() => Err(error),
+            _ => Ok((pairs, unknown)),
+        }
     }
 }
 
-/// Memory on the target whose page tables lie with the initiator, so that walks are local.
-fn buffer(from: NodeId, to: NodeId) -> Result<Region, Error> {
-    let place = Placement::on(to).page_tables(PageTables::Node(from));
+/// Memory on the target whose page tables lie with the initiator, if that has memory, so that walks
+/// are local.
+fn buffer(tables: Option<NodeId>, to: NodeId) -> Result<Region, Error> {
+    let place = match tables {
+        Some(node) => Placement::on(to).page_tables(PageTables::Node(node)),
+        None => Placement::on(to),
+    };
     let pool = Pool::builder(place.clone(), BUFFER_BYTES as u64).build()?;
     Region::new(pool.on(place), BUFFER_BYTES)
 }

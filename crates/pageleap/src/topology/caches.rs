@@ -8,46 +8,67 @@ use super::formats::{MAX_CPUS, parse_list};
 /// Most caches of a CPU that are read: processors have three levels, and two caches in the first.
 const MAX_CACHES: usize = 16;
 
-/// Bytes of the last-level caches of these CPUs together: the largest level, each cache once that
-/// several of them share. `None` if the kernel does not say for one of them, as on many virtual
-/// machines and on some of arm64.
-///
-/// ```
-/// use pageleap::topology::{SysFiles, last_level_cache_bytes};
-///
-/// if let Some(bytes) = last_level_cache_bytes(&SysFiles::host(), &[0]) {
-///     assert!(bytes > 0);
-/// }
-/// ```
-pub fn last_level_cache_bytes(files: &SysFiles, cpus: &[usize]) -> Option<u64> {
-    // By the first CPU that shares it.
-    let mut caches: BTreeMap<usize, u64> = BTreeMap::new();
-    for cpu in cpus {
-        let (first, bytes) = last_level(files, *cpu)?;
-        caches.insert(first, bytes);
-    }
-    (!caches.is_empty()).then(|| caches.values().sum())
+/// A cache of a CPU that holds data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// 1 is nearest to the CPU.
+    pub level: u32,
+    /// Bytes of the cache.
+    pub bytes: u64,
 }
 
-/// The first CPU that shares the last-level cache of this one, and the bytes of that cache.
-fn last_level(files: &SysFiles, cpu: usize) -> Option<(usize, u64)> {
-    let text = |index: usize, name: &str| {
+/// The caches of these CPUs that hold data, each once that several of them share. `None` if the
+/// kernel does not tell those of one CPU, as on some virtual machines and on some of arm64.
+///
+/// ```
+/// use pageleap::topology::{SysFiles, data_caches};
+///
+/// if let Some(caches) = data_caches(&SysFiles::host(), &[0]) {
+///     let last = caches.iter().map(|cache| cache.level).max();
+///     println!("{} bytes in {last:?} levels", caches.iter().map(|cache| cache.bytes).sum::<u64>());
+/// }
+/// ```
+pub fn data_caches(files: &SysFiles, cpus: &[usize]) -> Option<Vec<Cache>> {
+    // By level, and by the first CPU that shares it.
+    let mut caches: BTreeMap<(u32, usize), u64> = BTreeMap::new();
+    for cpu in cpus {
+        let mut is_known = false;
+        for index in 0..MAX_CACHES {
+            let Some(one) = cache(files, *cpu, index)? else { break };
+            is_known = true;
+            if one.holds_data {
+                caches.insert((one.level, one.first_cpu), one.bytes);
+            }
+        }
+        if !is_known {
+            return None;
+        }
+    }
+    Some(caches.into_iter().map(|((level, _), bytes)| Cache { level, bytes }).collect())
+}
+
+/// A cache as its files describe it.
+struct Described {
+    level: u32,
+    /// The first CPU that shares it.
+    first_cpu: usize,
+    holds_data: bool,
+    bytes: u64,
+}
+
+/// One cache of a CPU. `None` if its files are damaged; `Some(None)` if the CPU has no such cache.
+fn cache(files: &SysFiles, cpu: usize, index: usize) -> Option<Option<Described>> {
+    let text = |name: &str| {
         let path = format!("sys/devices/system/cpu/cpu{cpu}/cache/index{index}/{name}");
         files.text_if_there(&path).ok().flatten()
     };
-    let mut last: Option<(u64, usize)> = None;
-    for index in 0..MAX_CACHES {
-        let Some(level) = text(index, "level") else { break };
-        let level: u64 = level.trim().parse().ok()?;
-        let holds_data = text(index, "type").is_some_and(|kind| kind.trim() != "Instruction");
-        if holds_data && last.is_none_or(|(most, _)| level > most) {
-            last = Some((level, index));
-        }
-    }
-    let (_, index) = last?;
-    let sharing = text(index, "shared_cpu_list")?;
-    let first = *parse_list(sharing.trim(), MAX_CPUS).ok()?.first()?;
-    Some((first, size(text(index, "size")?.trim())?))
+    let Some(level) = text("level") else { return Some(None) };
+    Some(Some(Described {
+        level: level.trim().parse().ok()?,
+        first_cpu: *parse_list(text("shared_cpu_list")?.trim(), MAX_CPUS).ok()?.first()?,
+        holds_data: text("type")?.trim() != "Instruction",
+        bytes: size(text("size")?.trim())?,
+    }))
 }
 
 /// `260K`, as the kernel writes all sizes of caches (`size_show` in drivers/base/cacheinfo.c).

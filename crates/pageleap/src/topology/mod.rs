@@ -27,7 +27,7 @@ mod reading;
 mod shown;
 mod walk;
 
-pub use caches::last_level_cache_bytes;
+pub use caches::{Cache, data_caches};
 pub use cpuset::file_of_nodes;
 pub use files::SysFiles;
 pub use formats::id_list;
