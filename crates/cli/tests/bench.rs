@@ -672,36 +672,3 @@ fn help_of_both_levels() {
         assert!(String::from_utf8_lossy(&output.stdout).contains(part), "{flags:?}");
     }
 }
-
-#[test]
-fn probes_stand_beside_sweeps() {
-    let flags = ["bench", "prober", "--runs", "2", "--buffer", "4m", "--json"];
-    let bin = env!("CARGO_BIN_EXE_pageleap");
-    let output = Command::new(bin).args(flags).output().expect("pageleap starts");
-    let error = String::from_utf8_lossy(&output.stderr);
-    if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1) {
-        assert_eq!(output.status.code(), Some(2), "{error}");
-        return;
-    }
-    assert_eq!(output.status.code(), Some(0), "{error}");
-    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&object["runs"], &object["sweep_bytes"]), (&2.into(), &(64 << 20).into()));
-    let rows = object["rows"].as_array().unwrap();
-    let names: Vec<_> = rows.iter().map(|row| row["what"].as_str().unwrap()).collect();
-    let all = ["latency, alone", "latency, beside readers", "CPU time", "lost by a bystander"];
-    assert_eq!(names, all);
-    for row in &rows[..3] {
-        for of in ["probe", "sweep"] {
-            let value = |end: &str| row[format!("{of}_{end}")].as_i64().unwrap();
-            let ordered = [value("min_ns"), value("ns"), value("max_ns")];
-            assert!(ordered[0] > 0 && ordered.is_sorted(), "{row}");
-        }
-        assert!(row["probe_to_sweep_ratio"].as_f64().unwrap() > 0.0);
-    }
-    // One CPU has no bystander.
-    let first = pageleap::topology::Topology::read().unwrap().allowed_cpus()[0].to_string();
-    let mut bound = Command::new(bin);
-    bound.args(["run", "-C", &first, bin]).args(flags);
-    let output = bound.output().expect("pageleap starts");
-    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
-}

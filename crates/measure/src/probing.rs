@@ -160,7 +160,7 @@ fn latencies(chain: &mut Chain<'_>, probe: &mut Probe, probed: &[AtomicU64], nth
     }
 }
 
-/// What was done beside the bystander.
+/// The work beside the bystander.
 struct Work {
     times: u64,
     /// CPU time of each.

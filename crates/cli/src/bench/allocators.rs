@@ -17,6 +17,7 @@ use pageleap_launch::{Allocator, NOT_AVAILABLE, preloaded_first, without_allocat
 use pageleap_measure::churn::{Churn, Churned};
 use pageleap_measure::document::{Body, Column, Document, Section, Table, Value, column, fact};
 use pageleap_measure::figures::three_digits;
+use pageleap_measure::matrix::thread_counts;
 use pageleap_measure::statistics::Summary;
 
 use crate::export::Exports;
@@ -125,7 +126,7 @@ pub fn run(args: &AllocatorsArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     interrupt::install();
     let cpus = available_parallelism().map_or(1, usize::from);
-    let threads = if args.threads.is_empty() { powers_up_to(cpus) } else { args.threads.clone() };
+    let threads = if args.threads.is_empty() { thread_counts(cpus) } else { args.threads.clone() };
     let (candidates, missing) = candidates(&args.alloc)?;
     let mut rows = Vec::new();
     let ended = measure_all(args, &threads, &candidates, &mut rows);
@@ -134,12 +135,6 @@ pub fn run(args: &AllocatorsArgs) -> Result<(), Stop> {
         false => exports.print(&document(args, cpus, &candidates, &rows, missing)?, args.json),
     };
     export::conclude(ended, printed)
-}
-
-/// 1, 2, 4 and so on, and the number itself.
-fn powers_up_to(most: usize) -> Vec<usize> {
-    let powers = std::iter::successors(Some(1), |power| Some(power * 2));
-    powers.take_while(|power| *power < most).chain([most]).collect()
 }
 
 /// The allocators that were asked for, or those that are found; and a sentence for each that is not.
@@ -386,17 +381,4 @@ fn document(
             Section::new("missing", "Not measured", Body::Notes(missing)),
         ],
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_of_threads_double_up_to_the_cpus() {
-        assert_eq!(powers_up_to(1), [1]);
-        assert_eq!(powers_up_to(2), [1, 2]);
-        assert_eq!(powers_up_to(6), [1, 2, 4, 6]);
-        assert_eq!(powers_up_to(8), [1, 2, 4, 8]);
-    }
 }

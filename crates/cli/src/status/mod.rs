@@ -87,7 +87,7 @@ struct Shown {
     untold: Option<pageleap::Error>,
 }
 
-/// What one look shows.
+/// The result of one look.
 enum View {
     /// Where the memory of processes lies.
     Memory(Vec<Shown>),

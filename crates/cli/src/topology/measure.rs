@@ -20,7 +20,7 @@ const HUGE: u64 = 2 << 20;
 /// The share of the free memory of a node that both buffers together may take.
 const OF_FREE: u64 = 2;
 
-/// What was measured, as far as it went.
+/// The pairs that were measured until the end, or until a signal.
 #[derive(Debug, Default)]
 pub struct Measured {
     /// The pairs, by initiator and target.

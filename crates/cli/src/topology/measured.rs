@@ -33,7 +33,7 @@ pub fn text(measured: &Measured, topology: &Topology) -> String {
     out + &left_out(measured)
 }
 
-/// What was not measured, or not as it should be.
+/// The remarks on missing and doubtful figures, each with its pairs.
 fn left_out(measured: &Measured) -> String {
     if measured.left_out.is_empty() {
         return String::new();
@@ -223,7 +223,7 @@ pub struct JsonMeasured<'a> {
     runs: usize,
     /// By initiator and target.
     pairs: Vec<JsonPair>,
-    /// What was not measured, or not as it should be.
+    /// Remarks on missing and doubtful figures.
     left_out: Vec<JsonLeftOut<'a>>,
 }
 
@@ -282,7 +282,7 @@ struct JsonBandwidth {
 
 #[derive(Serialize)]
 struct JsonLoaded {
-    /// What the threads were asked to read, as a share of the most that they can.
+    /// The bandwidth that the threads were asked for, as a share of the most that they can read.
     share: f64,
     /// The same in bytes per second; null for no limit.
     asked_bytes_per_s: Option<f64>,

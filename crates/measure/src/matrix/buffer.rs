@@ -29,7 +29,7 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Takes one buffer of so many bytes, or two, on the target.
+    /// Takes memory of the target: a buffer for chains of loads, and one for traffic if it is wanted.
     ///
     /// # Errors
     /// The memory cannot be had, or lies elsewhere.

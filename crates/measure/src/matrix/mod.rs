@@ -45,7 +45,7 @@ const LEAST_CPU_SHARE: f64 = 0.95;
 /// The kinds of pages, the better first: memory is measured with the first that there is.
 pub const PAGES: [PageSize; 2] = [PageSize::Thp, PageSize::Base];
 
-/// What is measured for each pair.
+/// The extent of the measurement of each pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// How often each figure is measured; the median counts.
@@ -108,7 +108,7 @@ pub struct Idle {
 /// The bandwidth of some threads.
 #[derive(Clone, Copy, Debug)]
 pub struct Bandwidth {
-    /// What they do.
+    /// The work of the threads.
     pub kind: Kind,
     /// How many there are.
     pub threads: usize,
@@ -120,7 +120,7 @@ pub struct Bandwidth {
 /// The latency of loads beside threads that read.
 #[derive(Clone, Copy, Debug)]
 pub struct Loaded {
-    /// What they were asked to read, as a share of the most that they can.
+    /// The bandwidth that they were asked for, as a share of the most that they can read.
     pub share: f64,
     /// The same in bytes per second; `None` for no limit.
     pub asked_bytes_per_s: Option<f64>,
