@@ -98,7 +98,7 @@ pub use {
         KernelMigration, Mode,
         list::{PageStatus, move_pages},
     },
-    leap::{COPY_METHODS, DEFAULT_AREA_BYTES, Migration, MigrationContext},
+    leap::{COPY_METHODS, DEFAULT_AREA_BYTES, Migration, MigrationContext, PageTableMigration},
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},
     region::{PageTableCounts, PageTableLevel, PinGuard, Plain, Region},

@@ -7,6 +7,8 @@ mod common;
 mod each_time;
 #[path = "fault_injection/load.rs"]
 mod load;
+#[path = "fault_injection/page_tables.rs"]
+mod page_tables;
 #[path = "common/refusing.rs"]
 mod refusing;
 #[path = "fault_injection/sabotage.rs"]

@@ -22,12 +22,13 @@ use std::time::{Duration, Instant};
 
 use calls::pipe;
 use common::{
-    Place, Random, StopOnDrop, each_place_once, engines_for, in_lab, places, pool_mappings, pools,
-    skip, skip_page_size, soon, stress_seconds, surprises, turn, works,
+    Place, Random, StopOnDrop, each_place_once, engines_for, in_lab, nodes, places, pool_mappings,
+    pools, skip, skip_page_size, soon, stress_seconds, surprises, turn, works,
 };
 use load::{bystander, word_of};
 use pageleap::{
-    Ended, Engine, EngineChoice, EngineName, Migration, PageSize, Pool, Region, Report, audit,
+    Ended, Engine, EngineChoice, EngineName, Migration, PageSize, PageTableMigration, Pool, Region,
+    Report, audit,
 };
 
 /// Threads that write. One more thread lets the kernel write.
@@ -172,16 +173,17 @@ struct Total {
     longest_wait_ns: u64,
 }
 
-/// Runs a case: leaps under load, and checks.
-fn run(case: Case, pools: [Pool; 2]) {
-    let region = Region::new(&pools[0], case.bytes).unwrap();
-    let total_free = pools[0].free_bytes() + pools[1].free_bytes();
+/// Runs `body` under the load of a case. Returns the shadows of the writers, and what `body` returns.
+fn under_load<T>(
+    case: &Case,
+    region: &Region,
+    kernel: &KernelWrites,
+    body: impl FnOnce() -> T,
+) -> (Vec<Vec<u64>>, T) {
     let stop = AtomicBool::new(false);
-    let kernel = KernelWrites::default();
     let start = Barrier::new(WRITERS + READERS + 3);
-    let mut total = Total::default();
-    let (shadows, engine) = std::thread::scope(|scope| {
-        let (region, case, stop, kernel, start) = (&region, &case, &stop, &kernel, &start);
+    std::thread::scope(|scope| {
+        let (stop, start) = (&stop, &start);
         let go = move || {
             start.wait();
         };
@@ -206,23 +208,79 @@ fn run(case: Case, pools: [Pool; 2]) {
             go();
             bystander(stop)
         });
-        let mappings = pool_mappings().len();
         go();
         // The other threads end even if a check fails.
         let stop_all = StopOnDrop(stop);
-        let engine = leap_back_and_forth(region, case, &pools, mappings, &mut total);
-        // On a busy machine the leaps may be over before the writers have had much time.
+        let result = body();
+        // On a busy machine the jobs may be over before the writers have had much time.
         assert!(soon(|| writes_in(region) > LEAST_WRITES), "the load did not run");
         drop(stop_all);
-        (writers.into_iter().map(|w| w.join().unwrap()).collect::<Vec<_>>(), engine)
-    });
-    check_writes(&region, &case, &shadows, &kernel, engine, &total);
+        (writers.into_iter().map(|w| w.join().unwrap()).collect(), result)
+    })
+}
+
+/// Runs a case: leaps under load, and checks.
+fn run(case: Case, pools: [Pool; 2]) {
+    let region = Region::new(&pools[0], case.bytes).unwrap();
+    let total_free = pools[0].free_bytes() + pools[1].free_bytes();
+    let kernel = KernelWrites::default();
+    let mut total = Total::default();
+    let mappings = pool_mappings().len();
+    let leap = || leap_back_and_forth(&region, &case, &pools, mappings, &mut total);
+    let (shadows, engine) = under_load(&case, &region, &kernel, leap);
+    check_writes(&region, &case, &shadows, &kernel, engine.name(), &total);
     drop(region);
     assert_eq!(
         pools[0].free_bytes() + pools[1].free_bytes(),
         total_free + case.bytes as u64,
         "frames leaked"
     );
+}
+
+/// Moves page tables between two nodes under load, and leaves the data where it is.
+fn run_page_tables(case: Case, pool: Pool) {
+    let region = Region::new(&pool, case.bytes).unwrap();
+    let kernel = KernelWrites::default();
+    let mut total = Total::default();
+    let (mappings, frames) = (pool_mappings().len(), (places(&region), region.frame_numbers()));
+    let mut random = Random::new(4712);
+    let deadline = Instant::now() + Duration::from_secs(stress_seconds());
+    let to = nodes();
+    let move_tables = || {
+        while Instant::now() < deadline || total.leaps < LEAPS {
+            let mut migration =
+                PageTableMigration::new(&region, 0..case.bytes, to[total.leaps as usize % 2]);
+            migration = migration.anew();
+            if random.below(8) == 0 {
+                migration = migration.timeout(Duration::from_micros(1 + random.below(1000)));
+            }
+            let job = migration.start().unwrap();
+            if random.below(8) == 0 {
+                std::thread::sleep(Duration::from_micros(random.below(1000)));
+                job.cancel();
+            }
+            let report = job.wait();
+            assert_eq!(report.pages.failed + report.pages.busy, 0, "{report}");
+            assert!(surprises(&report).is_empty(), "{report}");
+            if report.ended.is_completed() {
+                assert_eq!(report.pages.migrated, report.pages.total(), "{report}");
+            } else {
+                assert!(matches!(report.ended, Ended::Cancelled | Ended::TimedOut), "{report}");
+                total.stopped += 1;
+            }
+            assert_eq!(report.bytes_copied, 0, "{report}");
+            total.leaps += 1;
+            total.longest_wait_ns = total.longest_wait_ns.max(report.waits.max_ns);
+            let now = pool_mappings();
+            assert!(now.len() <= mappings, "{mappings} mappings before:\n{}", now.join("\n"));
+            assert_eq!(places(&region), frames.0, "a page has another frame");
+        }
+        "page-tables"
+    };
+    let (shadows, engine) = under_load(&case, &region, &kernel, move_tables);
+    check_writes(&region, &case, &shadows, &kernel, engine, &total);
+    assert_eq!(region.frame_numbers().unwrap(), frames.1.unwrap(), "a page has another frame");
+    audit(&[&pool], &[&region]).unwrap();
 }
 
 /// How many writes the words of a region tell of: those of an owner rise.
@@ -310,7 +368,7 @@ fn check_writes(
     case: &Case,
     shadows: &[Vec<u64>],
     kernel: &KernelWrites,
-    engine: EngineName,
+    engine: &str,
     total: &Total,
 ) {
     let words = region.atomics_u64(0..case.bytes).unwrap();
@@ -333,7 +391,8 @@ fn check_writes(
         bytes_recopied >> 10,
         longest_wait_ns / 1000
     );
-    if !engine.engine().is_some_and(Engine::signals) {
+    let signals = engine.parse().ok().and_then(EngineChoice::forced).is_some_and(Engine::signals);
+    if !signals {
         assert_eq!(efaults, 0, "a system call failed because of a leap");
     }
     assert_eq!(lost, 0, "LOST {lost} of {writes} writes");
@@ -353,6 +412,17 @@ fn no_write_is_lost() {
             let case = Case { engine, page: PageSize::Base, bytes, pause, skew };
             run(case, pools(PageSize::Base, bytes as u64).unwrap());
         }
+    }
+}
+
+#[test]
+fn no_write_is_lost_while_only_page_tables_move() {
+    let _turn = turn();
+    let bytes = if in_lab() { 4 << 20 } else { 34 << 20 };
+    for (pause, skew) in [(0, 0), (200, 75)] {
+        let case = Case { engine: EngineChoice::Auto, page: PageSize::Base, bytes, pause, skew };
+        let [pool, _] = pools(PageSize::Base, bytes as u64).unwrap();
+        run_page_tables(case, pool);
     }
 }
 

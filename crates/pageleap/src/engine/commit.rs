@@ -8,11 +8,11 @@ use std::time::Duration;
 
 #[cfg(not(loom))]
 use super::Tools;
-use super::Work;
 #[cfg(not(loom))]
 use super::effort::Counters;
 use super::effort::{Effort, NewAlias, Parked};
 use super::slot::Span;
+use super::{Frames, Work};
 #[cfg(not(loom))]
 use crate::backend::Haste;
 use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Prot};
@@ -100,7 +100,17 @@ pub(super) unsafe fn change_places(
         }
     }
     // SAFETY: forwarded to the caller.
-    unsafe { arrive(backend, work, effort) }.map_err(|errno| (Call::Map, errno))
+    unsafe { arrive(backend, &work.arrival(), effort) }.map_err(|errno| (Call::Map, errno))
+}
+
+/// The frames that a span maps, and those that it is to map.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    pub(super) span: Span,
+    pub(super) old: Frames,
+    pub(super) new: Frames,
+    /// As in [`Work`].
+    pub(super) may_exchange: bool,
 }
 
 /// Erases the lifetime of a backend, for a slot that is retired before that lifetime ends.
@@ -120,11 +130,12 @@ pub(super) fn erase(backend: &dyn Backend) -> *const (dyn Backend + 'static) {
 /// As [`attempt`](super::attempt). The area is closed, and the new frames hold its contents.
 pub(super) unsafe fn arrive(
     backend: &dyn Backend,
-    work: &Work,
+    arrival: &Arrival,
     effort: &mut Effort,
 ) -> Result<(), Errno> {
-    let Span { addr, len, prot } = work.span;
-    if work.may_exchange {
+    let Arrival { span, old, new, may_exchange } = *arrival;
+    let Span { addr, len, prot } = span;
+    if may_exchange {
         effort.after.new_alias = NewAlias::Refused;
         // SAFETY: both ranges are the job's; threads that fault in the span wait for the slot. The
         // alias gets the user's protection first, because page tables keep their protection when
@@ -133,8 +144,8 @@ pub(super) unsafe fn arrive(
             let same = prot == Prot::READ_WRITE;
             effort.counters.calls[Call::Protect as usize] += u32::from(!same);
             effort.count(Call::Exchange);
-            (if same { Ok(()) } else { backend.protect(work.new.alias, len, prot) })
-                .and_then(|()| backend.exchange(work.new.alias, addr, len))
+            (if same { Ok(()) } else { backend.protect(new.alias, len, prot) })
+                .and_then(|()| backend.exchange(new.alias, addr, len))
         };
         match exchanged {
             Ok(()) => {
@@ -145,14 +156,13 @@ pub(super) unsafe fn arrive(
             Err(_) => {}
         }
     }
-    let mapping =
-        Mapping { addr, len, file: work.new.file, offset: work.new.offset, prot, populate: true };
+    let mapping = Mapping { addr, len, file: new.file, offset: new.offset, prot, populate: true };
     effort.count(Call::Map);
     // SAFETY: as above. After a failure the range may be a hole that another thread has filled, so
     // repeated calls are `map_own`, which checks the owner.
     let map =
         |torn| unsafe { if torn { backend.map_own(&mapping) } else { backend.map(&mapping) } };
-    let arrived = persist(effort, |refusals| match map(work.may_exchange || refusals > 0) {
+    let arrived = persist(effort, |refusals| match map(may_exchange || refusals > 0) {
         Ok(()) => Some(Ok(Source::File)),
         Err(errno @ Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(errno),
         // Another owner's mapping lies there for now, or the check of its owner failed.
@@ -164,7 +174,7 @@ pub(super) unsafe fn arrive(
         // changes anything.
         Err(errno)
             if refusals > 0
-                && still_maps(backend, &work.span, (work.old.file, work.old.offset), || {
+                && still_maps(backend, &span, (old.file, old.offset), || {
                     matches!(errno.0, libc::EPERM | libc::EACCES | libc::EAGAIN)
                 }) =>
         {
@@ -172,7 +182,7 @@ pub(super) unsafe fn arrive(
         }
         Err(errno) if refusals > 0 && !backend.has_file(mapping.file) => {
             // SAFETY: as above; nobody uses the alias of the new frames but this attempt.
-            unsafe { without_file(backend, &mapping, work.new.alias, refusals, errno) }
+            unsafe { without_file(backend, &mapping, new.alias, refusals, errno) }
         }
         Err(_) => None,
     });

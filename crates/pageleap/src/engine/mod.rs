@@ -8,6 +8,7 @@
 //! * [`follow`]: the pre-copy loop (write-protect, copy, copy dirty pages again) of all engines
 //!   that have a tracker.
 //! * [`commit`]: maps the new frames; repeats calls that must not be given up.
+//! * [`tables`]: new page tables for frames that stay.
 //! * [`effort`]: an attempt's counters for the job, and the after-state for the mover's repairs.
 //! * [`slot`], [`fault`], [`waits`]: the state of an attempt, the SIGSEGV handler that reads it,
 //!   and how long threads waited.
@@ -35,6 +36,8 @@ mod precopy_protect;
 pub(crate) mod processor;
 pub(crate) mod slot;
 mod stop_copy;
+#[cfg(not(loom))]
+pub(crate) mod tables;
 pub(crate) mod waits;
 mod wp_sync;
 
@@ -47,7 +50,7 @@ use crate::backend::{Call, Errno};
 use crate::sync::AtomicU64;
 use crate::units::{BASE_PAGE, EngineName, PageSize};
 pub use choice::EngineChoice;
-use commit::AttemptResult;
+use commit::{Arrival, AttemptResult};
 use crew::Piece;
 use effort::{AfterState, Counters, Effort, Parked};
 use slot::{Slot, Span};
@@ -478,6 +481,11 @@ pub(crate) struct Tools<'a> {
 }
 
 impl Work {
+    fn arrival(&self) -> Arrival {
+        let Work { span, old, new, may_exchange, .. } = *self;
+        Arrival { span, old, new, may_exchange }
+    }
+
     /// Whether a thread of low priority (idle, batch or nice) has started the job.
     fn starter_is_low(&self) -> bool {
         self.copying.is_some()

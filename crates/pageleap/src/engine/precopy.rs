@@ -74,6 +74,6 @@ impl Way for Precopy {
         effort.counters.calls[Call::ReadFile as usize] += reads;
         // SAFETY: the span is closed, and all its pages have been copied since the last store to
         // them.
-        unsafe { arrive(backend, at.work, effort) }.map_err(|errno| (Call::Map, errno))
+        unsafe { arrive(backend, &at.work.arrival(), effort) }.map_err(|errno| (Call::Map, errno))
     }
 }

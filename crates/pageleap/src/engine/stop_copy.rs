@@ -88,6 +88,6 @@ impl Way for StopCopy {
         effort.counters.left = (len / BASE_PAGE) as u64;
         // SAFETY: the span is closed, and all its pages have been copied since the last store to
         // them.
-        unsafe { arrive(backend, at.work, effort) }.map_err(|errno| (Call::Map, errno))
+        unsafe { arrive(backend, &at.work.arrival(), effort) }.map_err(|errno| (Call::Map, errno))
     }
 }

@@ -117,7 +117,8 @@ impl Way for WpSync {
         // SAFETY: the span is closed, and all its pages have been copied since the last store to
         // them. The page tables cannot move to the alias: a thread that found none in the span
         // would fault in new ones, of the old frames and unprotected, and write.
-        unsafe { arrive(at.tools.backend, at.work, effort) }.map_err(|errno| (Call::Map, errno))
+        unsafe { arrive(at.tools.backend, &at.work.arrival(), effort) }
+            .map_err(|errno| (Call::Map, errno))
     }
 
     fn end(&self, at: &Attempt<'_>) {

@@ -138,6 +138,10 @@ pub enum Reason {
     /// A call has discarded the page ([`Region::discard`](crate::Region::discard)) or backed it, or
     /// was about to.
     Discarded,
+    /// Only page tables were to move ([`PageTableMigration`](crate::PageTableMigration)), and the
+    /// page of page table that maps this page also maps other mappings: of other memory, of pages in
+    /// frames that are not consecutive, or of pages with other attributes.
+    SharedTable,
 }
 
 impl fmt::Display for Reason {
@@ -178,6 +182,7 @@ impl fmt::Display for Reason {
                 write!(f, "the program has changed its mapping: {call} failed with {errno}")
             }
             Reason::Discarded => f.write_str("the program has discarded it, or was about to"),
+            Reason::SharedTable => f.write_str("its page table also maps other mappings"),
             Reason::NoFreeBlock => f.write_str("the node has no free block of 2 MB"),
             Reason::MovedOn => {
                 f.write_str("it has moved on, with other parts of a huge page or by somebody else")
@@ -331,6 +336,7 @@ mod tests {
             Reason::MappingChanged(None),
             Reason::MappingChanged(Some((Call::Exchange, Errno(libc::EFAULT)))),
             Reason::Discarded,
+            Reason::SharedTable,
         ];
         for reason in reasons {
             let same = |other: &&Reason| other.to_string() == reason.to_string();

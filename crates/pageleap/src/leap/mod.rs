@@ -3,11 +3,14 @@
 //! [`Migration::start`] checks the arguments ([`check`]), claims the ranges and takes frames of the
 //! destination ([`legs`]). It then chooses the engine and starts a job with a mover of frames
 //! ([`mover`]). At the end the job recycles the vacated frames ([`recycle`]).
+//!
+//! [`tables`] moves page tables alone, whose data stays.
 
 mod aliases;
 mod check;
 mod context;
 mod copying;
+mod cpuset;
 mod join;
 mod legs;
 mod mover;
@@ -17,6 +20,7 @@ mod recycle;
 mod signals;
 mod site;
 mod slots;
+mod tables;
 mod threads;
 mod tracker;
 mod trackers;
@@ -57,6 +61,7 @@ use mover::{FrameMover, Prepared};
 use present::Look;
 use site::Site;
 use slots::ClaimedSlot;
+pub use tables::PageTableMigration;
 use threads::{RunsOn, Threads, may_run_here};
 use tracker::OpenTracker;
 use trackers::Trackers;
@@ -421,7 +426,7 @@ impl<'a> Migration<'a> {
             began,
         });
         let run = Running::new(mover, items, areas, settings, warnings, began);
-        self.tell_regions(run.shared());
+        tell_regions(self.ranges.iter().map(|(region, ..)| *region), run.shared());
         Ok(run)
     }
 
@@ -486,14 +491,14 @@ impl<'a> Migration<'a> {
     fn first_area_bytes(&self, page: PageSize) -> usize {
         self.area_bytes.unwrap_or(DEFAULT_AREA_BYTES.max(page.bytes()))
     }
+}
 
-    /// Registers the job with its regions, so that dropping a region ends the job.
-    fn tell_regions(&self, shared: &Arc<JobShared>) {
-        for (region, ..) in &self.ranges {
-            let mut jobs = lock(&region.inner().jobs);
-            jobs.retain(|job| job.strong_count() > 0);
-            jobs.push(Arc::downgrade(shared));
-        }
+/// Registers a job with its regions, so that dropping a region ends the job.
+fn tell_regions<'a>(regions: impl IntoIterator<Item = &'a Region>, shared: &Arc<JobShared>) {
+    for region in regions {
+        let mut jobs = lock(&region.inner().jobs);
+        jobs.retain(|job| job.strong_count() > 0);
+        jobs.push(Arc::downgrade(shared));
     }
 }
 

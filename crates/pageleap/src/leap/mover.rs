@@ -25,6 +25,7 @@ use std::sync::{OnceLock, PoisonError};
 
 use super::aliases;
 use super::copying::choose_methods;
+use super::cpuset::CpusetWatch;
 use super::join::{Joiner, Joining};
 use super::legs::Claimed;
 use super::page_tables::{self, TablePolicy, is_congruent};
@@ -50,7 +51,6 @@ use crate::job::area::{Area, AreaOutcome, Reason, Verdict};
 use crate::job::books::Books;
 use crate::job::handle::Stop;
 use crate::job::pace::Seen;
-use crate::job::report::{Warning, WarningKind};
 use crate::job::{Mover, Terms};
 use crate::limits::is_over_address_space_limit;
 use crate::observe::Attributes;
@@ -102,9 +102,7 @@ pub(super) struct FrameMover {
     methods: OnceLock<Vec<CopyMethod>>,
     max_rounds: u32,
     may_try: bool,
-    began: Instant,
-    /// When a worker last looked at the cpuset, in nanoseconds since the job began.
-    cpuset_seen_ns: AtomicU64,
+    cpuset: CpusetWatch,
     /// 1 once the kernel has refused to exchange page tables, which it will refuse again.
     exchange_unsupported: AtomicU64,
     /// 1 once a warning tells that page tables do not lie where they should.
@@ -134,7 +132,6 @@ impl FrameMover {
             signals: Signals::default(),
             descriptors: Descriptors::default(),
             methods: OnceLock::new(),
-            cpuset_seen_ns: AtomicU64::new(0),
             exchange_unsupported: AtomicU64::new(0),
             warned_of_tables: AtomicU64::new(0),
             site,
@@ -146,7 +143,7 @@ impl FrameMover {
             nodes,
             max_rounds,
             may_try,
-            began,
+            cpuset: CpusetWatch::new(began),
         }
     }
 
@@ -330,29 +327,8 @@ impl Mover for FrameMover {
         }
     }
 
-    /// Stops the job if the cpuset no longer allows one of the nodes to which it moves pages. An
-    /// administrator who changes the cpuset wants this process off that node. The kernel itself
-    /// moves the pages that have already arrived there.
     fn may_go_on(&self, books: Books<'_>) -> Result<(), Stop> {
-        /// Where a seccomp filter refuses the cheap call, a check takes some 80 us.
-        const EVERY_NS: u64 = 25_000_000;
-        let now = self.began.elapsed().as_nanos() as u64;
-        let seen = self.cpuset_seen_ns.load(Ordering::Relaxed);
-        let (word, relaxed) = (&self.cpuset_seen_ns, Ordering::Relaxed);
-        let mine =
-            now >= seen + EVERY_NS && word.compare_exchange(seen, now, relaxed, relaxed).is_ok();
-        if !mine {
-            return Ok(());
-        }
-        let mut nodes = self.nodes.iter();
-        match nodes.find(|node| !self.backend().allows_node(node.0)) {
-            None => Ok(()),
-            Some(node) => {
-                let text = Error::NodeNotAllowed { node: *node }.to_string();
-                books.warn(Warning::new(WarningKind::Cpuset, text));
-                Err(Stop::CpusetChanged)
-            }
-        }
+        self.cpuset.still_allows(&self.nodes, self.backend(), books)
     }
 
     fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> AreaOutcome {

@@ -10,6 +10,7 @@ use crate::engine::{AttemptEnd, OldAlias, Work};
 use crate::job::books::Books;
 use crate::job::report::{Warning, WarningKind};
 use crate::pool::Run;
+use crate::region::PageTableLevel;
 use crate::sync::{AtomicU64, Ordering, lock};
 use crate::units::{BASE_PAGE, NodeId};
 
@@ -85,9 +86,10 @@ pub(super) fn note(
     if let Some(tables) = tables.filter(|_| is_congruent(work.old.alias, work.span.addr)) {
         // The alias of the old frames has the page tables of the span now, so it must not count as
         // one whose page tables lie where its share wants them.
-        let elsewhere = lock(&region.tables).elsewhere(&range, tables);
+        let account = lock(&region.tables);
         let page = leg.from.page_size().bytes();
-        for (part, node) in elsewhere {
+        let all = account.asked(PageTableLevel::Pte, &range);
+        for (part, node) in all.filter(|(_, node)| *node != Some(tables)) {
             let first = old.first + ((part.start - range.start) / page) as u64;
             leg.from.note_tables(Run { first, frames: (part.len() / page) as u64 }, node);
         }

@@ -7,16 +7,15 @@ use std::sync::OnceLock;
 use super::legs::Leg;
 use crate::backend::Backend;
 use crate::engine::Work;
-use crate::engine::choice::AreaEngine;
 use crate::engine::effort::Counters;
 use crate::error::Error;
-use crate::job::area::{AreaOutcome, Reason, Verdict};
+use crate::job::area::{AreaOutcome, By, Reason, Verdict};
 use crate::pool::Share;
 use crate::region::Gone;
 
 /// The outcome for an area if calls (`discard`, `back`) have withdrawn pages of it, or wait for
 /// pages. The other pages have not been tried.
-pub(super) fn withdrawn(by: AreaEngine, gone: Gone) -> AreaOutcome {
+pub(super) fn withdrawn(by: impl Into<By>, gone: Gone) -> AreaOutcome {
     let left = |pages| (pages, Verdict::Left(Some(Reason::Discarded)));
     let kept = |pages| (pages, Verdict::Kept(Reason::Discarded));
     let Gone { withdrawn, waited_for } = gone;

@@ -72,7 +72,7 @@ impl PageTableLevel {
 
     /// The levels that map pages of this size. Transparent huge pages count as mapped by huge
     /// entries, as pools make them.
-    const fn of(page: PageSize) -> &'static [PageTableLevel] {
+    pub(crate) const fn of(page: PageSize) -> &'static [PageTableLevel] {
         match page {
             PageSize::Base => &PageTableLevel::ALL,
             PageSize::Thp | PageSize::Huge2M => &[PageTableLevel::Pmd, PageTableLevel::Pud],
@@ -260,23 +260,30 @@ impl TableAccount {
         self.mapped(range, None, true);
     }
 
-    /// The parts of a range that are whole reaches of the lowest level of base pages, with pages that
-    /// were not asked for on `node`, and where they were asked for.
-    pub(crate) fn elsewhere(
+    /// A thread whose policy prefers `node` has taken the entries of a level out of a range and brought
+    /// them back into new pages. Pages of lower levels have kept their places.
+    pub(crate) fn renewed(&mut self, level: PageTableLevel, range: &Range<usize>, node: NodeId) {
+        for (of, reaches) in self.levels.iter_mut().filter(|(of, _)| *of >= level) {
+            reaches.remove(whole(*of, range));
+        }
+        self.make(range, Some(node));
+    }
+
+    /// The parts of a range that are whole reaches of a level with a page each, and the node on which
+    /// that page was asked for.
+    pub(crate) fn asked(
         &self,
+        level: PageTableLevel,
         range: &Range<usize>,
-        node: NodeId,
-    ) -> Vec<(Range<usize>, Option<NodeId>)> {
-        let level = PageTableLevel::Pte;
-        let lowest = self.levels.iter().filter(|(of, _)| *of == level);
-        let reaches = lowest.flat_map(|(_, reaches)| reaches.within(whole(level, range)));
+    ) -> impl Iterator<Item = (Range<usize>, Option<NodeId>)> {
+        let of_level = self.levels.iter().filter(move |(of, _)| *of == level);
+        let whole = whole(level, range);
+        let reaches = of_level.flat_map(move |(_, reaches)| reaches.within(whole.clone()));
         let bytes = level.reach_bytes();
-        let addresses =
-            |reaches: Range<u64>| reaches.start as usize * bytes..reaches.end as usize * bytes;
-        reaches
-            .filter(|run| run.share != Some(node))
-            .map(|run| (addresses(run.pages), run.share))
-            .collect()
+        reaches.map(move |run| {
+            let Range { start, end } = run.pages;
+            (start as usize * bytes..end as usize * bytes, run.share)
+        })
     }
 
     /// The counts. `extents` are those of the region.
@@ -397,8 +404,8 @@ mod tests {
         assert_eq!(nodes(&account), [(0, 1), (1, -1), (3, 2)]);
         assert_eq!((reaches(&account, PMD), reaches(&account, PUD)), (vec![], vec![]));
         assert_eq!(
-            account.elsewhere(&at(0, 9), NodeId(1)),
-            [(at(2, 4), None), (at(6, 8), Some(NodeId(2)))]
+            account.asked(PTE, &at(0, 9)).collect::<Vec<_>>(),
+            [(at(0, 2), Some(NodeId(1))), (at(2, 4), None), (at(6, 8), Some(NodeId(2)))]
         );
     }
 

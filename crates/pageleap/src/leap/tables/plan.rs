@@ -1,0 +1,215 @@
+//! Decides which pages of page table of a range can move, and by which steps. No calls.
+//!
+//! A page of page table moves with all the entries in its reach, by calls that take one mapping each
+//! ([`engine::tables`](crate::engine::tables)). So its reach must lie in one *stretch*: pages of the
+//! region in consecutive frames and with equal attributes, which the kernel keeps as one mapping. In
+//! this example of base pages, 11 of 14 MB have new pages of PTEs afterwards, and a reach is 2 MB:
+//!
+//! ```text
+//!   address      0     2     4     6     8    10    12    14 MB
+//!   stretches    [ first          ][ second              ]
+//!   legs         [ 0 to 4    ]        [ 6 to 12 or so  ]
+//!   left                      [ 4 to 6 ]              [ ]     SharedTable
+//! ```
+//!
+//! Base pages have two levels to move. Pages of PMDs come first, for whole GB of a stretch, and then
+//! the pages of PTEs, area by area.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+
+use crate::error::Error;
+use crate::job::area::Reason;
+use crate::job::plan;
+use crate::observe::{AttributeRun, Attributes};
+use crate::pool::Share;
+use crate::region::{Extent, PageTableLevel, RegionInner};
+use crate::sync::lock;
+use crate::units::{NodeId, PageSize};
+
+/// The highest level whose pages move. A page of the next one maps 512 GB, and few mappings have so
+/// many consecutive frames.
+const HIGHEST: PageTableLevel = PageTableLevel::Pmd;
+
+/// The bytes of an area of base pages. Taking their entries out and bringing them back takes some
+/// 0.1 ms each, in which the kernel lets no other thread of the process change mappings.
+const AREA_BYTES: usize = 16 << 20;
+
+/// Pages of a region in consecutive frames and with equal attributes.
+#[derive(Clone)]
+pub(super) struct Stretch {
+    pub(super) pages: Range<u64>,
+    pub(super) share: Share,
+    /// The frame of the first page.
+    pub(super) first_frame: u64,
+    pub(super) attributes: Attributes,
+}
+
+impl Stretch {
+    /// A part of it.
+    pub(super) fn part(&self, pages: &Range<u64>) -> Stretch {
+        let first_frame = self.first_frame + (pages.start - self.pages.start);
+        Stretch { pages: pages.clone(), first_frame, ..self.clone() }
+    }
+}
+
+/// Pages whose page tables of one level move, area by area.
+pub(super) struct Leg {
+    pub(super) level: PageTableLevel,
+    pub(super) stretch: Stretch,
+}
+
+impl Leg {
+    /// The pages of an area.
+    pub(super) fn area_pages(&self, page: PageSize) -> u64 {
+        (area_bytes(self.level) / page.bytes()) as u64
+    }
+}
+
+/// The bytes of an area in which pages of page table of a level move.
+pub(super) fn area_bytes(level: PageTableLevel) -> usize {
+    AREA_BYTES.max(level.reach_bytes())
+}
+
+/// A page of the second level over base pages that is to move before the pages of PTEs that it
+/// points to.
+pub(super) struct Upper {
+    pub(super) stretch: Stretch,
+    pub(super) is_tried: AtomicBool,
+}
+
+/// What moves, and what stays.
+pub(super) struct Plan {
+    pub(super) legs: Vec<Leg>,
+    pub(super) uppers: Vec<Upper>,
+    /// Pages that stay, and why.
+    pub(super) left: Vec<(Range<u64>, Reason)>,
+}
+
+impl Plan {
+    /// Plans the move of all page tables of some pages to a node. With `anew`, pages of page table
+    /// that were asked for there are made anew.
+    pub(super) fn new(
+        region: &RegionInner,
+        pages: Range<u64>,
+        attributes: &[AttributeRun],
+        to: NodeId,
+        anew: bool,
+    ) -> Plan {
+        let account = &*lock(&region.tables);
+        let pages_of = |part: &Range<usize>| {
+            region.pages(&(part.start - region.start..part.end - region.start))
+        };
+        let to_move = |level: PageTableLevel, stretch: &Stretch| -> Vec<Stretch> {
+            let range = region.addr(stretch.pages.start)..region.addr(stretch.pages.end);
+            let asked = account.asked(level, &range);
+            let parts = asked.filter(|(_, node)| anew || *node != Some(to));
+            let parts = plan::joined(parts.map(|(part, _)| pages_of(&part)));
+            parts.iter().map(|pages| stretch.part(pages)).collect()
+        };
+        let extents: Vec<_> = lock(&region.extents).within(pages).collect();
+        let lowest = PageTableLevel::of(region.page)[0];
+        let mut plan = Plan { legs: Vec::new(), uppers: Vec::new(), left: Vec::new() };
+        for extent in &extents {
+            let mut at = extent.pages.start;
+            for stretch in stretches(region, extent, attributes) {
+                let range = region.addr(stretch.pages.start)..region.addr(stretch.pages.end);
+                let inner = pages_of(&whole(lowest, &range));
+                if inner.is_empty() {
+                    continue;
+                }
+                plan.leave(at..inner.start);
+                at = inner.end;
+                plan.add(to_move(lowest, &stretch), to_move(HIGHEST, &stretch), lowest, region);
+            }
+            plan.leave(at..extent.pages.end);
+        }
+        plan
+    }
+
+    fn leave(&mut self, pages: Range<u64>) {
+        if !pages.is_empty() {
+            self.left.push((pages, Reason::SharedTable));
+        }
+    }
+
+    /// Adds the legs of a stretch. `upper` are its parts whose pages of the highest level move.
+    fn add(
+        &mut self,
+        lower: Vec<Stretch>,
+        upper: Vec<Stretch>,
+        lowest: PageTableLevel,
+        region: &RegionInner,
+    ) {
+        if lowest < HIGHEST {
+            for upper in upper.iter().flat_map(|part| each(part, region)) {
+                let meets = |leg: &Stretch| {
+                    leg.pages.start < upper.pages.end && upper.pages.start < leg.pages.end
+                };
+                match lower.iter().any(meets) {
+                    true => {
+                        self.uppers.push(Upper { stretch: upper, is_tried: AtomicBool::new(false) })
+                    }
+                    false => self.legs.push(Leg { level: HIGHEST, stretch: upper }),
+                }
+            }
+        }
+        self.legs.extend(lower.into_iter().map(|stretch| Leg { level: lowest, stretch }));
+    }
+
+    /// Refuses if the descriptor of a share of the pages has been closed.
+    pub(super) fn check_descriptors(&self) -> Result<(), Error> {
+        self.legs.iter().try_for_each(|leg| leg.stretch.share.check_descriptor())
+    }
+
+    /// The levels whose pages move.
+    pub(super) fn levels(&self) -> Vec<PageTableLevel> {
+        let mut levels: Vec<_> = self.legs.iter().map(|leg| leg.level).collect();
+        levels.extend(self.uppers.iter().map(|_| HIGHEST));
+        levels.sort_unstable();
+        levels.dedup();
+        levels
+    }
+}
+
+/// The level of [`Upper`]s.
+pub(super) fn upper_level() -> PageTableLevel {
+    HIGHEST
+}
+
+/// The parts of an extent with equal attributes.
+fn stretches(
+    region: &RegionInner,
+    extent: &Extent<Share>,
+    attributes: &[AttributeRun],
+) -> Vec<Stretch> {
+    let page = region.page.bytes();
+    // The attributes of a huge page may change within it. Such a page is in no stretch.
+    let pages_of = |run: &AttributeRun| {
+        let first = run.start.saturating_sub(region.start).div_ceil(page) as u64;
+        let end = (run.end.saturating_sub(region.start) / page) as u64;
+        first.max(extent.pages.start)..end.min(extent.pages.end)
+    };
+    let of = |run: &AttributeRun| Stretch {
+        pages: pages_of(run),
+        share: extent.share.clone(),
+        first_frame: extent.first_frame + pages_of(run).start.saturating_sub(extent.pages.start),
+        attributes: run.attributes,
+    };
+    attributes.iter().map(of).filter(|stretch| !stretch.pages.is_empty()).collect()
+}
+
+/// The parts of a stretch of whole reaches of the highest level, one for each.
+fn each(stretch: &Stretch, region: &RegionInner) -> Vec<Stretch> {
+    let reach = (HIGHEST.reach_bytes() / region.page.bytes()) as u64;
+    let Range { start, end } = stretch.pages;
+    let first = (start..end).step_by(reach as usize);
+    first.map(|first| stretch.part(&(first..first + reach))).collect()
+}
+
+/// The part of a range that is whole reaches of a level.
+fn whole(level: PageTableLevel, range: &Range<usize>) -> Range<usize> {
+    let bytes = level.reach_bytes();
+    let start = range.start.next_multiple_of(bytes);
+    start..start.max(range.end / bytes * bytes)
+}
