@@ -21,8 +21,8 @@ use common::{
 use on_nodes::{go_by, go_part};
 use pageleap::topology::Topology;
 use pageleap::{
-    Destination, Engine, EngineChoice, NodeId, PageSize, PageTableLevel, PageTables, Placement,
-    Pool, Region,
+    Destination, Engine, EngineChoice, NodeId, PageSize, PageTableLevel, PageTableMigration,
+    PageTables, Placement, Pool, Reason, Region, Report,
 };
 
 const MB: usize = 1 << 20;
@@ -57,6 +57,21 @@ impl Stage {
         let from = self.region.len();
         self.region.grow(bytes, to).unwrap();
         stamp(&self.region, from..bytes, 1);
+    }
+
+    /// Moves the page tables of a part, and checks that the data stays.
+    fn move_tables(&self, mb: Range<usize>, node: usize) {
+        let frames = self.region.frame_numbers().unwrap();
+        let report = self.tables_to(mb, node);
+        assert!(report.ended.is_completed() && report.bytes_copied == 0, "{report}");
+        assert_eq!(report.pages.failed + report.pages.busy, 0, "{report}");
+        check_stamp(&self.region, 0..self.region.len(), 1);
+        assert_eq!(self.region.frame_numbers().unwrap(), frames, "the data has moved");
+    }
+
+    fn tables_to(&self, mb: Range<usize>, node: usize) -> Report {
+        let range = mb.start * MB..mb.end * MB;
+        self.region.move_page_tables(range, self.nodes[node]).unwrap().wait()
     }
 
     fn leap(&self, mb: Range<usize>, node: usize) {
@@ -128,6 +143,39 @@ const BASE: &[Case] = &[
         stage.region.back(20 * MB..24 * MB, &stage.pools[0]).unwrap();
         stage.region.back(35 * MB..37 * MB, &stage.pools[0]).unwrap();
         [2, 22]
+    }),
+    ("has its page tables moved alone", |stage| {
+        stage.grow(BYTES, &stage.pools[0]);
+        stage.move_tables(0..64, 1);
+        [0, 32]
+    }),
+    ("has its page tables moved alone in part, and to and fro", |stage| {
+        stage.grow(BYTES, &stage.pools[0]);
+        // Six blocks lie in this part as wholes.
+        for node in [1, 0, 1] {
+            stage.move_tables(3..17, node);
+        }
+        [26, 6]
+    }),
+    ("has its page tables moved alone, leaps and comes back", |stage| {
+        stage.grow(BYTES, &stage.pools[0]);
+        stage.move_tables(0..64, 1);
+        stage.leap(0..32, 1);
+        stage.leap(0..32, 0);
+        [16, 16]
+    }),
+    ("has frames that are not consecutive, and its page tables moved alone", |stage| {
+        stage.grow(BYTES, &stage.pools[0]);
+        // These pages are mappings of their own then, and so is the rest.
+        stage.leap(11..12, 1);
+        let page = &stage.region;
+        go_part(page, 33 * MB..33 * MB + 4096, &stage.pools[1]);
+        stage.move_tables(0..64, 1);
+        let report = stage.tables_to(0..64, 1);
+        let stay = report.runs.iter().filter(|run| run.reason == Some(Reason::SharedTable));
+        let bytes: usize = stay.map(|run| run.range.len()).sum();
+        assert_eq!(bytes, 2 * 2 * MB, "{report}");
+        [2, 30]
     }),
     ("is interleaved", |stage| {
         let pool = Pool::builder(placement(stage.nodes), BYTES as u64).build().unwrap();
@@ -223,7 +271,8 @@ fn run(name: &str, page: PageSize, steps: fn(&mut Stage) -> [u64; 2]) -> ! {
     let asked = nodes.map(|node| account.asked_on(PageTableLevel::Pte, node));
     assert!(
         if is_one {
-            asked.iter().all(|pages| *pages == 0) || name.contains("on the other")
+            let is_asked = name.contains("on the other") || name.contains("moved alone");
+            is_asked || asked.iter().all(|pages| *pages == 0)
         } else {
             asked == wanted
         },
@@ -351,6 +400,50 @@ fn the_account_agrees_with_the_kernel_for_base_pages() {
 #[test]
 fn the_account_agrees_with_the_kernel_for_transparent_huge_pages() {
     run_cases("the_account_agrees_with_the_kernel_for_transparent_huge_pages", PageSize::Thp, HUGE);
+}
+
+/// A page of PMDs moves if the region has all of its GB. The kernel counts so few of them that other
+/// processes could hide one, so it moves many times.
+#[test]
+fn the_second_level_moves_with_a_whole_gigabyte() {
+    const NAME: &str = "the_second_level_moves_with_a_whole_gigabyte";
+    const MOVES: i64 = 16;
+    let _turn = turn();
+    let nodes = first_and_last();
+    let pool = match Pool::builder(nodes[1], CAPACITY as u64).page_size(PageSize::Thp).build() {
+        Ok(pool) => pool,
+        Err(error) => return skip_page_size(NAME, PageSize::Thp, error),
+    };
+    let region = Region::new(&pool, CAPACITY).unwrap();
+    stamp(&region, 0..CAPACITY, 1);
+    let frames = region.frame_numbers().unwrap();
+    let by_node = is_root() && nodes[0] != nodes[1];
+    let counts = || if by_node { in_meminfo() } else { BTreeMap::new() };
+    let mut moved = 0;
+    for i in 0..MOVES {
+        let (from, to) = (nodes[(i + 1) as usize % 2], nodes[i as usize % 2]);
+        let before = counts();
+        let migration = PageTableMigration::new(&region, 0..CAPACITY, to);
+        let report = migration.anew().run().unwrap();
+        assert_eq!((report.pages.migrated, report.bytes_copied), (512, 0), "{report}");
+        let tables = region.page_tables();
+        assert_eq!(tables.asked_on(PageTableLevel::Pmd, to), 1, "{tables}");
+        assert_eq!(tables.total(PageTableLevel::Pmd), 1, "{tables}");
+        let after = counts();
+        if by_node {
+            moved += (after[&to] - before[&to]) + (before[&from] - after[&from]);
+        }
+    }
+    check_stamp(&region, 0..CAPACITY, 1);
+    assert_eq!(region.frame_numbers().unwrap(), frames, "the data has moved");
+    let huge = region.mapped_pages().unwrap();
+    assert!(huge.huge_mapped_ratio > 0.999, "{huge:?}");
+    // The first one may have come from its node before.
+    println!("{moved} pages have come or gone with {MOVES} moves");
+    assert!(!by_node || moved >= 2 * (MOVES - 1) - STRAY, "{moved} with {MOVES} moves");
+    // Not a whole GB.
+    let report = region.move_page_tables(0..CAPACITY / 2, nodes[0]).unwrap().wait();
+    assert_eq!((report.pages.migrated, report.pages.unchanged), (0, 256), "{report}");
 }
 
 #[test]
