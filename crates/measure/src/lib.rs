@@ -18,6 +18,7 @@
 //! * [`jobs`]: short jobs at rest, each beside copies of the same bytes.
 //! * [`matrix`]: latency and bandwidth of memory from each node to each node.
 //! * [`probing`]: a probe of latency beside the sweep that it replaces.
+//! * [`tables`]: moves of page tables alone, beside leaps of the data.
 //! * [`churn`]: threads that allocate and free memory, to compare allocators.
 //! * [`memcpy`]: the base line for leaps: copies of the same bytes by one thread.
 //! * [`private`]: private anonymous memory for measurements.
@@ -43,6 +44,7 @@ pub mod probing;
 mod random;
 pub mod sample;
 pub mod statistics;
+pub mod tables;
 
 use std::io;
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 
 use common::{address, check_stamp, nodes, skip, skip_page_size, stamp, turn, works, works_for};
 use pageleap::backend::{Call, Linux};
-use pageleap::{Engine, Error, Migration, PageSize, Pool, Region};
+use pageleap::{Engine, Error, Migration, PageSize, PageTableMigration, Pool, Region};
 use refusing::{Refusing, Request};
 
 const PAGES: usize = 4;
@@ -164,4 +164,47 @@ fn store_in_the_window(engine: Engine, page: PageSize) -> Result<(), Error> {
     let words = format!("{engine}: a store in the window is lost, of pages of {page}");
     assert_eq!(scene.word().load(SeqCst), 7, "{words}");
     Ok(())
+}
+
+/// Between the two calls that move page tables alone, a page has no entry. The worker stores there
+/// itself, in user code and by the kernel.
+#[test]
+fn a_store_while_page_tables_are_made_is_not_lost() {
+    let _turn = turn();
+    const BYTES: usize = 2 << 20;
+    let word = Arc::new(AtomicUsize::new(0));
+    let stores = Arc::new(AtomicU64::new(0));
+    let (at, count) = (word.clone(), stores.clone());
+    let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+        let first = at.load(SeqCst);
+        // The entries are about to come back to the region.
+        if first != 0 && request.call == Call::Exchange && request.addr == first {
+            let value = count.fetch_add(1, SeqCst) + 1;
+            // SAFETY: two aligned words of the region, which only atomic operations and the kernel
+            // access.
+            unsafe {
+                AtomicU64::from_ptr(first as *mut u64).store(value, SeqCst);
+                let size = libc::getrandom((first + 4096) as *mut libc::c_void, 8, 0);
+                assert_eq!(size, 8, "a system call fails while page tables are made");
+            }
+        }
+        None
+    }));
+    let pool = Pool::builder(nodes()[0], BYTES as u64).backend(backend).build().unwrap();
+    let region = Region::new(&pool, BYTES).unwrap();
+    stamp(&region, 8192..BYTES, 1);
+    let frames = region.frame_numbers().unwrap();
+    let words = region.atomics_u64(0..8192).unwrap();
+    word.store(address(&region), SeqCst);
+    for nth in 1..=3 {
+        words[512].store(0, SeqCst);
+        let move_all = PageTableMigration::new(&region, 0..BYTES, nodes()[0]).anew();
+        let report = move_all.run().unwrap();
+        assert_eq!(report.pages.migrated, 512, "{report}");
+        assert_eq!(stores.load(SeqCst), nth, "the gate was not reached");
+        assert_eq!(words[0].load(SeqCst), nth, "a store while page tables are made is lost");
+        assert_ne!(words[512].load(SeqCst), 0, "a store by the kernel is lost");
+    }
+    check_stamp(&region, 8192..BYTES, 1);
+    assert_eq!(region.frame_numbers().unwrap(), frames, "a page has another frame");
 }

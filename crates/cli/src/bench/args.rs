@@ -10,13 +10,15 @@ use pageleap_measure::jobs::{SCATTERED, SMALL, Shape};
 use pageleap_measure::load::{Pattern, Rate, Rows, Work, Writing};
 
 use super::allocators::AllocatorsArgs;
+use super::page_tables::PageTablesArgs;
 use super::prober::ProberArgs;
 use crate::bytes;
 use crate::engine::Asked;
 use crate::export::Exports;
 use crate::times::wait_budget;
 
-/// Measure what leaps cost on this machine; compare allocators, and probes of latency.
+/// Measure what leaps cost on this machine; compare allocators, moves of page tables, and probes of
+/// latency.
 #[derive(Args, Clone, Debug)]
 #[command(arg_required_else_help = true)]
 pub struct BenchArgs {
@@ -30,6 +32,7 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     Allocators(AllocatorsArgs),
     Engines(Box<EnginesArgs>),
+    PageTables(PageTablesArgs),
     Prober(ProberArgs),
 }
 

@@ -12,6 +12,7 @@ mod document;
 mod gaps;
 mod job_rows;
 mod jobs;
+mod page_tables;
 mod place;
 mod prober;
 mod rows;
@@ -38,6 +39,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Stop> {
     match &args.command {
         BenchCommand::Allocators(args) => allocators::run(args),
         BenchCommand::Engines(args) => engines(args),
+        BenchCommand::PageTables(args) => page_tables::run(args),
         BenchCommand::Prober(args) => prober::run(args),
     }
 }

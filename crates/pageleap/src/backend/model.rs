@@ -291,13 +291,19 @@ unsafe impl Backend for Model {
         }
         let State { trackers, .. } = &*state;
         let ends = |e: &Entry| e.tracked.is_some_and(|by| trackers[&by].only_holds());
-        let moved: Vec<Entry> =
-            source.iter().map(|e| if ends(e) { e.untracked() } else { *e }).collect();
+        // As on the kernel: whole pages of page table move if the addresses agree. Otherwise the
+        // calling thread makes new ones for the entries.
+        let agree = (from ^ to).is_multiple_of(512 * BASE_PAGE);
+        let tables = |e: &Entry| if agree { e.tables } else { TABLES.get() };
+        let moved: Vec<Entry> = source
+            .iter()
+            .map(|e| Entry { tables: tables(e), ..if ends(e) { e.untracked() } else { *e } })
+            .collect();
         state.put(to, len, |i| moved[i]);
         state.each(from, len, |e| {
             e.absent = true;
             e.clean = false;
-            e.tables = None; // whole pages of them move
+            e.tables = None;
         })
     }
     unsafe fn move_mapping(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {

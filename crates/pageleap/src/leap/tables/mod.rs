@@ -11,6 +11,8 @@
 mod mover;
 mod plan;
 mod staging;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::ops::Range;

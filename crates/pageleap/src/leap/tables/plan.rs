@@ -134,7 +134,7 @@ impl Plan {
     }
 
     /// Adds the legs of a stretch. `upper` are its parts whose pages of the highest level move.
-    fn add(
+    pub(super) fn add(
         &mut self,
         lower: Vec<Stretch>,
         upper: Vec<Stretch>,
