@@ -5,7 +5,7 @@
 //! with a surviving row is not tested. `cargo xtask mutants` applies the rows one by one to a copy
 //! of the workspace; see `mutation`.
 //!
-//! To add a row, append to one of the two parts of [`TABLE`] and type `cargo xtask mutants
+//! To add a row, append to one of the parts of [`TABLE`] and type `cargo xtask mutants
 //! --write`, which writes the table of `docs/protocol.md`. `find` must occur exactly once in the
 //! file, so take enough of the line, or several lines. A row whose text is gone fails the run: a
 //! stale list must not pass. Nor must a numbered claim pass that no row names, unless the document
@@ -13,6 +13,7 @@
 
 mod claims;
 mod foreign;
+mod page_tables;
 mod regions;
 
 use std::fmt::Write;
@@ -140,17 +141,20 @@ pub struct Mutant {
 const PARTS: [&str; 2] = ["xtask/src/mutants/regions.rs", "xtask/src/mutants/foreign.rs"];
 
 /// The list.
-pub const TABLE: &[Mutant] =
-    &joined::<{ regions::ROWS.len() + foreign::ROWS.len() }>([regions::ROWS, foreign::ROWS]);
+pub const TABLE: &[Mutant] = &joined::<
+    { regions::ROWS.len() + foreign::ROWS.len() + page_tables::ROWS.len() },
+>([regions::ROWS, foreign::ROWS, page_tables::ROWS]);
 
 /// Puts parts of the list one behind the other. `N`: rows of all parts.
-const fn joined<const N: usize>(parts: [&[Mutant]; 2]) -> [Mutant; N] {
+const fn joined<const N: usize>(parts: [&[Mutant]; 3]) -> [Mutant; N] {
     let mut all = [parts[0][0]; N];
-    let mut at = 0;
+    let (mut at, mut part, mut row) = (0, 0, 0);
     while at < N {
-        let first = parts[0].len();
-        all[at] = if at < first { parts[0][at] } else { parts[1][at - first] };
-        at += 1;
+        if row == parts[part].len() {
+            (part, row) = (part + 1, 0);
+        }
+        all[at] = parts[part][row];
+        (at, row) = (at + 1, row + 1);
     }
     all
 }

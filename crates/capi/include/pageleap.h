@@ -1085,6 +1085,8 @@ typedef enum pageleap_reason {
     PAGELEAP_REASON_MAPPING_CHANGED = 22,
     /* The program has discarded or backed them while the job ran, or was about to. */
     PAGELEAP_REASON_DISCARDED = 23,
+    /* Only page tables were to move, and theirs also map other mappings. */
+    PAGELEAP_REASON_SHARED_TABLE = 24,
     /* Another reason, which reason_text tells. */
     PAGELEAP_REASON_OTHER = 255,
 } pageleap_reason;

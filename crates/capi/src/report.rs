@@ -210,6 +210,8 @@ pub enum pageleap_reason {
     PAGELEAP_REASON_MAPPING_CHANGED = 22,
     /// The program has discarded or backed them while the job ran, or was about to.
     PAGELEAP_REASON_DISCARDED = 23,
+    /// Only page tables were to move, and theirs also map other mappings.
+    PAGELEAP_REASON_SHARED_TABLE = 24,
     /// Another reason, which reason_text tells.
     PAGELEAP_REASON_OTHER = 255,
 }
@@ -361,6 +363,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
         Reason::Traced => PAGELEAP_REASON_TRACED,
         Reason::MappingChanged(_) => PAGELEAP_REASON_MAPPING_CHANGED,
         Reason::Discarded => PAGELEAP_REASON_DISCARDED,
+        Reason::SharedTable => PAGELEAP_REASON_SHARED_TABLE,
         _ => PAGELEAP_REASON_OTHER,
     }
 }

@@ -19,6 +19,7 @@ use crate::units::{AddressRange, Call, NodeId, PageSize, human_bytes};
 /// | [`Region::new`](crate::Region::new), growing, `back`, `discard` | `BadArgument`, `BadRange`, `PoolExhausted`, `RangeBusy`, `Pinned`, `DescriptorLost`, `Call`, `Unsupported` |
 /// | [`Region::pin`](crate::Region::pin), views of a region | `BadRange`, `BadArgument` |
 /// | [`Migration::start`](crate::Migration::start), [`run`](crate::Migration::run) | `BadArgument`, `BadRange`, `RangeBusy`, `NodeNotAllowed`, `PoolExhausted`, `OutOfMemory`, `EngineRefused`, `DescriptorLost`, `Limit`, `NoThread`, `SystemFile`, `Call`, `Unsupported` |
+/// | [`PageTableMigration::start`](crate::PageTableMigration::start) | `BadArgument`, `BadRange`, `UnknownNode`, `NodeNotAllowed`, `RangeBusy`, `DescriptorLost`, `Limit`, `NoThread`, `SystemFile`, `Call`, `EngineRefused`, `Unsupported` |
 /// | a job that has ended ([`Ended::Failed`](crate::Ended::Failed)) | `Pinned`, `Call`, `NotMoved`, `DescriptorLost`, `NoThread`; `Unsupported`: the program has changed a mapping; `EngineRefused`, `SystemFile`: a signal could not be used |
 /// | [`MemoryMigration::start`](crate::MemoryMigration::start), [`KernelMigration::start`](crate::KernelMigration::start) | `BadArgument`, `UnknownNode`, `EngineRefused`, `OutOfMemory`, `NoThread`, `SystemFile`, `Call`, `Unsupported` |
 /// | reading a process or its places | `BadArgument`, `SystemFile`, `Call` |
