@@ -13,10 +13,12 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use common::{
-    End, address, case, check_stamp, in_lab, is_root, last_resort, pools, run_case, skip,
-    skip_page_size, stamp, status_kb, turn, works,
+    End, Random, StopOnDrop, address, case, check_stamp, in_lab, is_root, last_resort, pools,
+    run_case, skip, skip_page_size, stamp, status_kb, turn, works,
 };
 use on_nodes::{go_by, go_part};
 use pageleap::topology::Topology;
@@ -223,12 +225,16 @@ fn placement(nodes: [NodeId; 2]) -> Placement {
     }
 }
 
-/// The first node with memory and CPUs, and the last one. Page tables for memory of other nodes go to
-/// a node with CPUs.
-fn first_and_last() -> [NodeId; 2] {
+/// The nodes with memory and CPUs. Page tables for memory of other nodes go to a node with CPUs.
+fn with_both() -> Vec<NodeId> {
     let topology = Topology::read().unwrap();
     let has_both = topology.nodes().iter().filter(|n| n.total_bytes > 0 && !n.cpus.is_empty());
-    let all: Vec<NodeId> = has_both.map(|node| node.id).collect();
+    has_both.map(|node| node.id).collect()
+}
+
+/// The first one and the last one of these.
+fn first_and_last() -> [NodeId; 2] {
+    let all = with_both();
     [all[0], all[all.len() - 1]]
 }
 
@@ -400,6 +406,79 @@ fn the_account_agrees_with_the_kernel_for_base_pages() {
 #[test]
 fn the_account_agrees_with_the_kernel_for_transparent_huge_pages() {
     run_cases("the_account_agrees_with_the_kernel_for_transparent_huge_pages", PageSize::Thp, HUGE);
+}
+
+/// Writes rising values to random words of its own, one in each `WRITERS`, and waits for the others
+/// after the first. Returns the last ones.
+fn write(region: &Region, writer: usize, begun: &Barrier, stop: &AtomicBool) -> Vec<u64> {
+    let words = region.atomics_u64(0..region.len()).unwrap();
+    let mut last = vec![0; words.len() / WRITERS];
+    let mut random = Random::new(writer as u64 + 1);
+    for value in 1.. {
+        if stop.load(Relaxed) {
+            break;
+        }
+        let at = random.below(last.len() as u64) as usize;
+        words[at * WRITERS + writer].store(value, Relaxed);
+        last[at] = value;
+        if value == 1 {
+            begun.wait();
+        }
+    }
+    last
+}
+
+const WRITERS: usize = 2;
+
+#[test]
+fn page_tables_move_between_all_pairs_of_nodes_under_writers() {
+    const NAME: &str = "page_tables_move_between_all_pairs_of_nodes_under_writers";
+    let _turn = turn();
+    let nodes = with_both();
+    let by_node = is_root() && nodes.len() > 1;
+    if !by_node {
+        skip(&format!("{NAME} (by node)"), &"one node, or only root could see the counters");
+    }
+    let pool = Pool::builder(nodes[0], BYTES as u64).build().unwrap();
+    let region = Region::new(&pool, BYTES).unwrap();
+    let frames = region.frame_numbers().unwrap();
+    let pairs = nodes.iter().flat_map(|from| nodes.iter().map(move |to| [*from, *to]));
+    let pairs: Vec<_> = pairs.filter(|[from, to]| from != to || nodes.len() == 1).collect();
+    let (stop, begun) = (AtomicBool::new(false), Barrier::new(WRITERS + 1));
+    let move_to = |node| {
+        let report = PageTableMigration::new(&region, 0..BYTES, node).anew().run().unwrap();
+        assert_eq!(report.pages.migrated, (BYTES / 4096) as u64, "{report}");
+    };
+    let last = std::thread::scope(|scope| {
+        let stop_all = StopOnDrop(&stop);
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                let (region, begun, stop) = (&region, &begun, &stop);
+                scope.spawn(move || write(region, writer, begun, stop))
+            })
+            .collect();
+        begun.wait();
+        for [from, to] in pairs {
+            move_to(from);
+            let before = if by_node { in_meminfo() } else { BTreeMap::new() };
+            move_to(to);
+            let after = if by_node { in_meminfo() } else { BTreeMap::new() };
+            for (node, pages) in before {
+                let wanted = 32 * (i64::from(node == to) - i64::from(node == from));
+                let found = after[&node] - pages;
+                let what = format!("from {from} to {to}: {found} pages more on {node}");
+                assert!((found - wanted).abs() <= STRAY, "{what} instead of {wanted}");
+            }
+        }
+        drop(stop_all);
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
+    });
+    let words = region.atomics_u64(0..BYTES).unwrap();
+    let value = |i: usize| last[i % WRITERS][i / WRITERS];
+    let lost = words.iter().enumerate().filter(|(i, word)| word.load(Relaxed) != value(*i)).count();
+    let written = last.iter().flatten().filter(|value| **value > 0).count();
+    assert_eq!(lost, 0, "LOST {lost} of {written} words");
+    assert_eq!(region.frame_numbers().unwrap(), frames, "the data has moved");
 }
 
 /// A page of PMDs moves if the region has all of its GB. The kernel counts so few of them that other
