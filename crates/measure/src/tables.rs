@@ -11,7 +11,7 @@ use crate::load::{Load, Pattern, Rate, Rows, Shadow, Work, Writing};
 use crate::memcpy::{Copies, Target};
 use crate::sample::Sample;
 
-/// What runs beside the moves of a row.
+/// The load beside the moves of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {
     /// Nothing.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use common::{
-    PAGE_SIZES, Random, address, check_engine, engines, engines_for, in_lab, ladder, nodes,
+    Kept, PAGE_SIZES, Random, address, check_engine, engines, engines_for, in_lab, ladder, nodes,
     own_descriptors, pool_mappings, region_flags, repeated, skip_page_size, soon, surprises, turn,
 };
 use load::{check_all, touch_all, with_load};

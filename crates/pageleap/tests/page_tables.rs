@@ -17,7 +17,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use common::{
-    End, Random, StopOnDrop, address, case, check_stamp, in_lab, is_root, last_resort, pools,
+    End, Kept, Random, StopOnDrop, address, case, check_stamp, in_lab, is_root, last_resort, pools,
     run_case, skip, skip_page_size, stamp, status_kb, turn, works,
 };
 use on_nodes::{go_by, go_part};
@@ -40,7 +40,7 @@ const STRAY: i64 = 3;
 /// The bit of a page of page table in `/proc/kpageflags`.
 const KPF_PGTABLE: u64 = 1 << 26;
 
-/// What a case works with: the first and the last node of the machine (twice the same on a machine
+/// The stage of a case: the first and the last node of the machine (twice the same on a machine
 /// with one), a pool on each, and a region without memory.
 struct Stage {
     nodes: [NodeId; 2],
@@ -63,12 +63,12 @@ impl Stage {
 
     /// Moves the page tables of a part, and checks that the data stays.
     fn move_tables(&self, mb: Range<usize>, node: usize) {
-        let frames = self.region.frame_numbers().unwrap();
+        let kept = Kept::of(&self.region);
         let report = self.tables_to(mb, node);
         assert!(report.ended.is_completed() && report.bytes_copied == 0, "{report}");
         assert_eq!(report.pages.failed + report.pages.busy, 0, "{report}");
         check_stamp(&self.region, 0..self.region.len(), 1);
-        assert_eq!(self.region.frame_numbers().unwrap(), frames, "the data has moved");
+        kept.check(&self.region);
     }
 
     fn tables_to(&self, mb: Range<usize>, node: usize) -> Report {
@@ -82,7 +82,7 @@ impl Stage {
     }
 }
 
-/// What a case does, and the pages of the lowest level that are asked for on each of its two nodes
+/// The steps of a case, and the pages of the lowest level that are asked for on each of its two nodes
 /// then.
 type Case = (&'static str, fn(&mut Stage) -> [u64; 2]);
 
@@ -178,6 +178,24 @@ const BASE: &[Case] = &[
         let bytes: usize = stay.map(|run| run.range.len()).sum();
         assert_eq!(bytes, 2 * 2 * MB, "{report}");
         [2, 30]
+    }),
+    ("was not readable when it came, and has its page tables moved alone", |stage| {
+        stage.grow(BYTES, &stage.pools[0]);
+        let protect = |prot| {
+            // SAFETY: the region, which nobody accesses meanwhile.
+            unsafe { libc::mprotect(stage.region.as_ptr().as_ptr().cast(), BYTES, prot) }
+        };
+        assert_eq!(protect(libc::PROT_NONE), 0);
+        go_part(&stage.region, 0..BYTES, &stage.pools[1]);
+        assert_eq!(protect(libc::PROT_READ | libc::PROT_WRITE), 0);
+        let tables = stage.region.page_tables();
+        // The account sees none, and half of them are made here.
+        assert_eq!(tables.total(PageTableLevel::Pte), 0, "{tables}");
+        check_stamp(&stage.region, 0..BYTES / 2, 1);
+        stage.move_tables(0..64, 0);
+        let tables = stage.region.page_tables();
+        assert_eq!(tables.asked_on(PageTableLevel::Pte, stage.nodes[0]), 32, "{tables}");
+        [32, 0]
     }),
     ("is interleaved", |stage| {
         let pool = Pool::builder(placement(stage.nodes), BYTES as u64).build().unwrap();
@@ -441,7 +459,7 @@ fn page_tables_move_between_all_pairs_of_nodes_under_writers() {
     }
     let pool = Pool::builder(nodes[0], BYTES as u64).build().unwrap();
     let region = Region::new(&pool, BYTES).unwrap();
-    let frames = region.frame_numbers().unwrap();
+    let kept = Kept::of(&region);
     let pairs = nodes.iter().flat_map(|from| nodes.iter().map(move |to| [*from, *to]));
     let pairs: Vec<_> = pairs.filter(|[from, to]| from != to || nodes.len() == 1).collect();
     let (stop, begun) = (AtomicBool::new(false), Barrier::new(WRITERS + 1));
@@ -478,7 +496,7 @@ fn page_tables_move_between_all_pairs_of_nodes_under_writers() {
     let lost = words.iter().enumerate().filter(|(i, word)| word.load(Relaxed) != value(*i)).count();
     let written = last.iter().flatten().filter(|value| **value > 0).count();
     assert_eq!(lost, 0, "LOST {lost} of {written} words");
-    assert_eq!(region.frame_numbers().unwrap(), frames, "the data has moved");
+    kept.check(&region);
 }
 
 /// A page of PMDs moves if the region has all of its GB. The kernel counts so few of them that other
@@ -495,7 +513,7 @@ fn the_second_level_moves_with_a_whole_gigabyte() {
     };
     let region = Region::new(&pool, CAPACITY).unwrap();
     stamp(&region, 0..CAPACITY, 1);
-    let frames = region.frame_numbers().unwrap();
+    let kept = Kept::of(&region);
     let by_node = is_root() && nodes[0] != nodes[1];
     let counts = || if by_node { in_meminfo() } else { BTreeMap::new() };
     let mut moved = 0;
@@ -514,7 +532,7 @@ fn the_second_level_moves_with_a_whole_gigabyte() {
         }
     }
     check_stamp(&region, 0..CAPACITY, 1);
-    assert_eq!(region.frame_numbers().unwrap(), frames, "the data has moved");
+    kept.check(&region);
     let huge = region.mapped_pages().unwrap();
     assert!(huge.huge_mapped_ratio > 0.999, "{huge:?}");
     // The first one may have come from its node before.

@@ -23,7 +23,7 @@ use crate::soak;
 /// reads recorded machines only. A supervisor looks at each call of `memory_calls`, which takes too
 /// long where CPUs are emulated, and so does the tracer of `traced`. `swap` needs a disk for its
 /// swap.
-pub const TEST_BINARIES: [&str; 36] = [
+pub const TEST_BINARIES: [&str; 37] = [
     "attributes",
     "auto",
     "bad_input",
@@ -59,6 +59,7 @@ pub const TEST_BINARIES: [&str; 36] = [
     "soak",
     "stress",
     "system_calls",
+    "table_moves",
     "windows",
 ];
 

@@ -170,7 +170,7 @@ fn columns() -> Vec<Column<Row>> {
         column(
             "beside",
             "beside",
-            "what runs meanwhile; a memcpy always runs alone",
+            "the load meanwhile; a memcpy always runs alone",
             |row: &Row| row.beside.name().into(),
         ),
         column("", "memcpy", "ms for each GB, by one thread", |row: &Row| middle(row.memcpy)),
@@ -227,8 +227,8 @@ fn document(rows: &Rows) -> Result<Document, Stop> {
     let table = Table::of(&columns(), &all, |_| String::new());
     let mut notes = Vec::new();
     if rows.from == rows.to {
-        let text = "One node: page tables were made anew on the node where they lay. What walks gain \
-                    from near page tables cannot be seen here.";
+        let text = "One node: page tables were made anew on the node where they lay. The gain of near \
+                    page tables cannot be seen here.";
         notes.push(text.to_owned());
     }
     let mut sections = vec![

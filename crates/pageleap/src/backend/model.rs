@@ -300,6 +300,10 @@ unsafe impl Backend for Model {
             .map(|e| Entry { tables: tables(e), ..if ends(e) { e.untracked() } else { *e } })
             .collect();
         state.put(to, len, |i| moved[i]);
+        // The kernel takes the lock off the whole mapping of which a part was moved.
+        if source[0].locked {
+            state.unlock_mapping(from, of);
+        }
         state.each(from, len, |e| {
             e.absent = true;
             e.clean = false;

@@ -146,6 +146,20 @@ impl State {
         Ok(())
     }
 
+    /// Unlocks all pages of the mapping at an address: its neighbours with the same attributes, as
+    /// `of` shows them, over consecutive pages of one file.
+    pub(super) fn unlock_mapping<T: PartialEq>(&mut self, addr: usize, of: impl Fn(&Entry) -> T) {
+        let at = addr / BASE_PAGE;
+        let first = self.space[&at];
+        let belongs = |page: &usize, entry: &Entry| {
+            let frame = first.frame.map(|(file, of)| (file, of + page - at));
+            of(entry) == of(&first) && entry.frame == frame
+        };
+        let behind = self.space.range(at..).take_while(|(page, entry)| belongs(page, entry));
+        let end = at + behind.count();
+        self.space.range_mut(at..end).for_each(|(_, entry)| entry.locked = false);
+    }
+
     pub(super) fn put(&mut self, addr: usize, len: usize, entry: impl Fn(usize) -> Entry) {
         for (i, page) in pages(addr, len).enumerate() {
             self.space.insert(page, entry(i));

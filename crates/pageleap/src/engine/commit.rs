@@ -111,6 +111,8 @@ pub(super) struct Arrival {
     pub(super) new: Frames,
     /// As in [`Work`].
     pub(super) may_exchange: bool,
+    /// Whether the alias of the new frames has the span's access already.
+    pub(super) has_access: bool,
 }
 
 /// Erases the lifetime of a backend, for a slot that is retired before that lifetime ends.
@@ -133,7 +135,7 @@ pub(super) unsafe fn arrive(
     arrival: &Arrival,
     effort: &mut Effort,
 ) -> Result<(), Errno> {
-    let Arrival { span, old, new, may_exchange } = *arrival;
+    let Arrival { span, old, new, may_exchange, has_access } = *arrival;
     let Span { addr, len, prot } = span;
     if may_exchange {
         effort.after.new_alias = NewAlias::Refused;
@@ -141,7 +143,7 @@ pub(super) unsafe fn arrive(
         // alias gets the user's protection first, because page tables keep their protection when
         // they move.
         let exchanged = unsafe {
-            let same = prot == Prot::READ_WRITE;
+            let same = has_access || prot == Prot::READ_WRITE;
             effort.counters.calls[Call::Protect as usize] += u32::from(!same);
             effort.count(Call::Exchange);
             (if same { Ok(()) } else { backend.protect(new.alias, len, prot) })

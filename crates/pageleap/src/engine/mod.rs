@@ -483,7 +483,7 @@ pub(crate) struct Tools<'a> {
 impl Work {
     fn arrival(&self) -> Arrival {
         let Work { span, old, new, may_exchange, .. } = *self;
-        Arrival { span, old, new, may_exchange }
+        Arrival { span, old, new, may_exchange, has_access: false }
     }
 
     /// Whether a thread of low priority (idle, batch or nice) has started the job.

@@ -35,10 +35,9 @@ use crate::sync::monotonic_ns;
 pub(crate) enum Staging {
     /// As it was before.
     Untouched,
-    /// It maps the frames without page tables.
+    /// It maps the frames with the attributes of the span, and has no page tables.
     Empty,
-    /// It maps the frames with their entries, and has the attributes of the span. The span has lost
-    /// its lock, and if it has been mapped anew, its other attributes too.
+    /// The same, with all entries. If the span has been mapped anew, it lacks its attributes.
     Full,
     /// It may be a hole.
     Torn,
@@ -52,8 +51,9 @@ pub(crate) enum Staging {
 ///
 /// # Safety
 /// The span belongs to a region and maps these frames. Nobody migrates, grows or discards it
-/// meanwhile. The staging is mapped address space of the caller's, which nobody else accesses. The
-/// backend is valid during the call.
+/// meanwhile, and it is not locked (`mlock`): the first call would take the lock off the whole mapping,
+/// and leave it in the kernel's count. The staging is mapped address space of the caller's, which
+/// nobody else accesses. The backend is valid during the call.
 pub(crate) unsafe fn renew(
     tools: &Tools<'_>,
     span: &Span,
@@ -63,7 +63,7 @@ pub(crate) unsafe fn renew(
 ) -> (AttemptResult, Staging) {
     let Tools { slot, epoch, backend } = *tools;
     if !backend.has_file(frames.file) {
-        // A failed second call could not be made good.
+        // After a failed second call the file would have to be mapped.
         return (AttemptResult::Refused(Call::Map, Errno(libc::EBADF)), Staging::Untouched);
     }
     effort.hurry(backend, haste);
@@ -76,7 +76,14 @@ pub(crate) unsafe fn renew(
     let ended = match unsafe { backend.exchange(span.addr, frames.alias, span.len) } {
         Err(errno) => (AttemptResult::Refused(Call::Exchange, errno), Staging::Torn),
         Ok(()) => {
-            let arrival = Arrival { span: *span, old: *frames, new: *frames, may_exchange: true };
+            // The entries bring their access along, which the program may have changed by now.
+            let arrival = Arrival {
+                span: *span,
+                old: *frames,
+                new: *frames,
+                may_exchange: true,
+                has_access: true,
+            };
             // SAFETY: the staging has the entries of the span, which maps the same frames.
             let arrived = unsafe { arrive(backend, &arrival, effort) };
             let left = match effort.after.new_alias {

@@ -139,8 +139,8 @@ pub enum Reason {
     /// was about to.
     Discarded,
     /// Only page tables were to move ([`PageTableMigration`](crate::PageTableMigration)), and the
-    /// page of page table that maps this page also maps other mappings: of other memory, of pages in
-    /// frames that are not consecutive, or of pages with other attributes.
+    /// page of page table that maps this page also maps others: outside of the range, in frames that
+    /// are not consecutive, with other attributes, or discarded meanwhile.
     SharedTable,
 }
 

@@ -23,7 +23,7 @@ use pageleap::{
 use pageleap_probe::{Capabilities, Topic};
 
 pub use cases::{CASE, End, alone, case, no_core_dump, run_case};
-pub use places::{Place, each_place_once, places, places_in};
+pub use places::{Kept, Place, each_place_once, places, places_in};
 pub use process::{
     address, become_nobody, is_root, limit_address_space, own_descriptors, own_files, own_mappings,
     pool_mappings, pool_ranges, region_flags, set_dumpable, status_kb, vm_flags,

@@ -62,3 +62,30 @@ pub fn each_place_once(places: &[Option<Place>]) {
     let twice = sorted.windows(2).find(|pair| pair[0] == pair[1]);
     assert_eq!(twice, None, "a frame is mapped twice");
 }
+
+/// The places of a region's pages, and their physical frame numbers if the kernel shows them.
+pub struct Kept {
+    places: Vec<Option<Place>>,
+    frames: Option<Vec<u64>>,
+}
+
+impl Kept {
+    pub fn of(region: &Region) -> Kept {
+        Kept { places: places(region), frames: region.frame_numbers().unwrap() }
+    }
+
+    /// Checks that the data has stayed where it was. Compaction may have changed some physical frames,
+    /// but not most of them.
+    pub fn check(&self, region: &Region) {
+        let now = Kept::of(region);
+        let mut pages = self.places.iter().zip(&now.places).enumerate();
+        let moved = pages.find(|(_, (then, now))| now.is_some() && then != now);
+        assert_eq!(moved, None, "a page has another frame");
+        let (Some(then), Some(now)) = (&self.frames, &now.frames) else { return };
+        // The number of a page without an entry is 0.
+        let shown = then.iter().zip(now).filter(|(then, now)| **then != 0 && **now != 0);
+        let (same, other): (Vec<_>, Vec<_>) = shown.partition(|(then, now)| then == now);
+        let (same, other) = (same.len(), other.len());
+        assert!(same > other, "{other} pages have been copied, {same} have not");
+    }
+}

@@ -21,10 +21,10 @@ use std::time::Duration;
 use super::slots::ClaimedSlot;
 use super::threads::{RunsOn, Threads};
 use super::{cpus_of, tell_regions};
-use crate::backend::Backend;
+use crate::backend::{Backend, Call};
 use crate::engine::fault;
 use crate::error::Error;
-use crate::job::area::Area;
+use crate::forks;
 use crate::job::handle::Job;
 use crate::job::outcomes::Item;
 use crate::job::pace::Pace;
@@ -42,17 +42,18 @@ use plan::Plan;
 
 /// Describes a move of page tables without the data, then starts it as a job.
 ///
-/// Threads may read and write the range meanwhile. Each page keeps its frame, its contents and its
-/// attributes; guards ([`Region::pin`]) do not hold it up. No thread waits for the job. One that
+/// Threads may read and write the range meanwhile. Each page keeps its frame and its contents; guards
+/// ([`Region::pin`]) do not hold the job up. Attributes stay, except that a change which the program
+/// makes in the moment in which an area moves may be lost for that area. No thread waits for the job. One that
 /// touches an area while its page tables are being made has a page fault, and a thread that faults
 /// or maps memory elsewhere may wait for the kernel's two calls for an area (some 0.1 ms each for
 /// 16 MB of base pages).
 ///
-/// # What moves
+/// # Which page tables move
 /// * Pages of **PTEs** of base pages, each of which maps 2 MB, and pages of **PMDs**, each of which
-///   maps 1 GB. A page of page table moves if everything that it maps is pages of the region in
-///   the range, in consecutive frames and with equal attributes. For the others,
-///   [`Report::page_runs`] has [`Reason::SharedTable`](crate::Reason::SharedTable); a
+///   maps 1 GB. A page of page table moves if all that it maps are pages of the region in the range,
+///   in consecutive frames and with equal attributes. For the others,
+///   [`Report::runs`] has [`Reason::SharedTable`](crate::Reason::SharedTable); a
 ///   [`Migration`](crate::Migration) brings their data into consecutive frames.
 /// * **Transparent huge pages** have no PTEs, so theirs move by whole GB only.
 /// * Pages of the third level (512 GB each) and above stay. So few of them exist that they stay in
@@ -153,6 +154,7 @@ impl<'a> PageTableMigration<'a> {
         self.check_request(&*backend)?;
         if backend.is_host_memory() {
             fault::ensure_installed()?;
+            forks::watch().map_err(|errno| Error::call(Call::Advise, 0, 0, errno))?;
             // An exchange needs as much address space as the area has.
             check_address_space(&*backend, 1)?;
         }
@@ -171,26 +173,26 @@ impl<'a> PageTableMigration<'a> {
             page_bytes: inner.page.bytes(),
             left: plan.left.clone(),
         }];
-        let area = |(leg, part): (usize, &plan::Leg)| Area::new(0, leg, part.stretch.pages.clone());
-        let areas = plan.legs.iter().enumerate().map(area).collect();
         let threads = Threads::new(RunsOn::Own, cpus);
-        let mover = TableMover::new(claim, plan, self.to, threads, slots, began)?;
+        let with = (threads, slots);
+        let mover = TableMover::new(claim, plan, self.to, with, began, &mut warnings)?;
+        let areas = mover.areas();
         let run = Running::new(mover, items, areas, self.settings(), warnings, began);
         tell_regions([self.region], run.shared());
         Ok(run)
     }
 
     fn settings(&self) -> Settings {
+        let page = self.region.page_size();
         Settings {
             policy: RetryPolicy { reduction_factor: 1, max_disturbed: u32::MAX, max_refused: 4 },
             most_held_early: 0,
-            // The mover says how large areas are.
-            pace: Pace::fixed(1, Duration::from_millis(1)),
+            pace: Pace::fixed(plan::area_pages(page), Duration::from_millis(1)),
             low_contention_pace: None,
             rate_limit: None,
             patience: Duration::from_secs(1),
             most_pieces: usize::MAX,
-            page_bytes: self.region.page_size().bytes(),
+            page_bytes: page.bytes(),
             threads: 1,
             deadline: self.timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             engine: ENGINE,

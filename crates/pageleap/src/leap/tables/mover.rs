@@ -1,6 +1,7 @@
 //! Moves page tables: one attempt on one area.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -9,21 +10,24 @@ use super::super::present::{restore_attributes, tell_lost};
 use super::super::slots::ClaimedSlot;
 use super::super::threads::{Precedence, Threads};
 use super::super::under_way::withdrawn;
-use super::plan::{Leg, Plan, Stretch, upper_level};
+use super::plan::{HIGHEST, Plan, Stretch, pieces};
 use super::staging::Staging;
-use crate::backend::{Backend, Call, Errno, Haste};
+use crate::backend::{Backend, Call, Errno};
 use crate::engine::choice::Why;
 use crate::engine::commit::{AttemptResult, SPLIT};
-use crate::engine::effort::{Counters, Effort};
+use crate::engine::effort::Effort;
 use crate::engine::fault::SLOTS;
 use crate::engine::slot::{Slot, Span};
 use crate::engine::{Frames, Tools, tables};
 use crate::error::Error;
+use crate::forks;
 use crate::job::area::{Area, AreaOutcome, By, Reason, Runs, Verdict};
 use crate::job::books::Books;
 use crate::job::handle::Stop;
+use crate::job::report::{Warning, WarningKind};
 use crate::job::{Mover, Terms};
 use crate::limits::is_over_address_space_limit;
+use crate::observe::{AttributeRun, Attributes};
 use crate::region::{Claim, PageTableLevel, RegionInner};
 use crate::sync::{Instant, Mutex, lock};
 use crate::units::{EngineName, NodeId};
@@ -55,17 +59,29 @@ pub(super) struct Worker {
 }
 
 impl TableMover {
+    /// May leave page tables of the second level out of the plan, with a warning.
     pub(super) fn new(
         claim: Claim,
-        plan: Plan,
+        mut plan: Plan,
         to: NodeId,
-        threads: Threads,
-        slots: Vec<ClaimedSlot>,
+        (threads, slots): (Threads, Vec<ClaimedSlot>),
         began: Instant,
+        warnings: &mut Vec<Warning>,
     ) -> Result<TableMover, Error> {
         let backend = &claim.region().backend;
-        let staging = |level| Ok((level, Staging::new(backend, level)?));
-        let stagings = plan.levels().into_iter().map(staging).collect::<Result<_, Error>>()?;
+        let mut stagings = Vec::new();
+        for level in plan.levels() {
+            match Staging::new(backend, level) {
+                Ok(staging) => stagings.push((level, staging)),
+                // Most of the page tables can do without so much address space.
+                Err(error) if level == HIGHEST && !stagings.is_empty() => {
+                    plan.leave_upper();
+                    let text = "the page tables of the second level stay where they are";
+                    warnings.push(Warning::because(WarningKind::PageTables, text, &error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
         Ok(TableMover {
             stagings: Mutex::new(stagings),
             nodes: BTreeSet::from([to]),
@@ -78,6 +94,12 @@ impl TableMover {
         })
     }
 
+    /// The areas of the job: a leg each, which it cuts.
+    pub(super) fn areas(&self) -> Vec<Area> {
+        let legs = self.plan.legs.iter().enumerate();
+        legs.map(|(leg, part)| Area::new(0, leg, part.stretch.pages.clone())).collect()
+    }
+
     fn region(&self) -> &Arc<RegionInner> {
         self.claim.region()
     }
@@ -86,24 +108,84 @@ impl TableMover {
         &*self.region().backend
     }
 
-    /// Moves the pages of the second level that map an area, if they are to move and have not been
-    /// tried. They are few, so a refusal costs little, and only the account tells of it.
-    fn move_uppers(&self, worker: &mut Worker, area: &Area, books: Books<'_>) {
+    /// Moves the page of the second level that maps an area, if it is to move and has not been tried.
+    /// There are few of them, so a refusal costs little, and a warning tells of it.
+    fn move_upper(&self, worker: &mut Worker, area: &Area, books: Books<'_>) {
         let holds = |stretch: &Stretch| stretch.pages.contains(&area.pages.start);
         let mut uppers = self.plan.uppers.iter();
         let Some(upper) = uppers.find(|upper| holds(&upper.stretch)) else { return };
+        let pages = &upper.stretch.pages;
         if upper.is_tried.swap(true, Ordering::Relaxed) {
             return;
         }
-        let Ok(_under_way) = self.region().begin(self.claim.owner(), &upper.stretch.pages) else {
-            return;
-        };
-        let mut effort = Effort::default();
-        self.renew(worker, upper_level(), &upper.stretch, &mut effort, books);
-        books.add(&effort.counters);
+        // Otherwise the program has just changed the mapping.
+        let under_way = self.region().begin(self.claim.owner(), pages);
+        let moved = under_way.is_ok_and(|_under_way| {
+            let mut effort = Effort::default();
+            let leg = (HIGHEST, &upper.stretch, false);
+            let runs = self.move_pages(worker, leg, pages, &mut effort, books);
+            books.add(&effort.counters);
+            runs.iter().all(|(_, verdict)| *verdict == Verdict::Moved)
+        });
+        if !moved {
+            let text = "some pages of page table of the second level stay where they are, because \
+                        they also map other mappings, or a call was refused";
+            books.warn_once(Warning::new(WarningKind::PageTables, text.to_owned()));
+        }
     }
 
-    /// Gives pages new page tables of a level, and notes it in the region's account.
+    /// Gives pages that are under way new page tables of a level: those in whole reaches with equal
+    /// attributes. Verdicts come in the order of pages.
+    fn move_pages(
+        &self,
+        worker: &mut Worker,
+        (level, stretch, is_unknown): (PageTableLevel, &Stretch, bool),
+        pages: &Range<u64>,
+        effort: &mut Effort,
+        books: Books<'_>,
+    ) -> Runs {
+        let region = self.region();
+        let addresses = region.addr(pages.start)..region.addr(pages.end);
+        // Read now, because the program may have changed attributes since the job began.
+        let runs = region.backend.attributes(std::slice::from_ref(&addresses));
+        let runs = runs.unwrap_or_else(|_| {
+            let attributes = stretch.attributes;
+            vec![AttributeRun { start: addresses.start, end: addresses.end, attributes }]
+        });
+        let mut verdicts = Vec::new();
+        for (pages, attributes) in pieces(region, level, pages, &runs) {
+            let Some(attributes) = attributes else {
+                verdicts.push((pages, Verdict::Left(Some(Reason::SharedTable))));
+                continue;
+            };
+            let piece = Stretch { attributes, ..stretch.part(&pages) };
+            let step = self.renew(worker, level, &piece, effort, books);
+            let reach = (level.reach_bytes() / region.page.bytes()) as u64;
+            if step == AttemptResult::Refused(Call::Exchange, SPLIT)
+                && pages.end - pages.start > reach
+            {
+                // Several mappings, for a reason that attributes do not show (`mbind`).
+                let reaches = (pages.start..pages.end).step_by(reach as usize);
+                verdicts.extend(reaches.map(|first| {
+                    let piece = piece.part(&(first..first + reach));
+                    let step = self.renew(worker, level, &piece, effort, books);
+                    (piece.pages, verdict(step))
+                }));
+                continue;
+            }
+            if is_unknown && step == AttemptResult::Migrated {
+                let (addr, len) = (region.addr(pages.start), region.bytes(pages.end - pages.start));
+                effort.count(Call::Populate);
+                // Entries that were not there have not come back. SAFETY: the pages are under way.
+                let _ = unsafe { region.backend.populate(addr, len, false) };
+            }
+            verdicts.push((pages, verdict(step)));
+        }
+        verdicts
+    }
+
+    /// Gives pages new page tables of a level, and notes it in the region's account. The pages are
+    /// whole reaches, and their attributes are the present ones.
     fn renew(
         &self,
         worker: &mut Worker,
@@ -115,76 +197,87 @@ impl TableMover {
         let (region, backend) = (self.region(), self.backend());
         let Stretch { pages, share, first_frame, attributes } = stretch;
         let (addr, len) = (region.addr(pages.start), region.bytes(pages.end - pages.start));
+        let tools = Tools { slot: worker.slot, epoch: &SLOTS.epoch, backend };
+        let haste = worker.precedence.in_windows(false);
         let staging = match worker.staging(level, region) {
             Ok(staging) => staging,
             Err(_) => return AttemptResult::Refused(Call::Reserve, Errno(libc::ENOMEM)),
         };
-        let offset = share.0.offset_of(*first_frame);
-        let frames = Frames { alias: staging.addr(), file: share.0.file, offset };
         if let Err(errno) = staging.make_ready(share, len) {
             return AttemptResult::Refused(Call::Map, errno);
         }
+        let offset = share.0.offset_of(*first_frame);
+        let frames = Frames { alias: staging.addr(), file: share.0.file, offset };
+        let reach = level.reach_bytes();
+        assert!(addr.is_multiple_of(reach) && !(addr ^ frames.alias).is_multiple_of(reach));
         let span = Span { addr, len, prot: attributes.prot };
-        let tools = Tools { slot: worker.slot, epoch: &SLOTS.epoch, backend };
-        let haste: Option<Haste> = worker.precedence.in_windows(false);
-        // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these
-        // pages, the staging is this worker's, and the backend lives as long as the region.
-        let (step, left) = unsafe { tables::renew(&tools, &span, &frames, haste, effort) };
-        let range = addr..addr + len;
-        match step {
-            AttemptResult::Migrated => lock(&region.tables).renewed(level, &range, self.to),
-            // Threads that touch the pages make new page tables.
-            _ if left == tables::Staging::Full => {
-                lock(&region.tables).mapped(&range, None, attributes.prot.readable());
+        if attributes.locked {
+            effort.count(Call::Lock);
+            // SAFETY: the pages are under way, and get their lock again below.
+            if let Err(errno) = unsafe { backend.unlock(addr, len) } {
+                tell_lost(books, restore_attributes(backend, attributes, &span, true));
+                return AttemptResult::Refused(Call::Lock, errno);
             }
+        }
+        // A child would get the staging, with the access that it has from the region.
+        let no_fork = (!attributes.dont_fork).then(forks::keep_away);
+        // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these
+        // pages, the staging is this worker's, and the backend lives as long as the region. A lock
+        // was taken off above.
+        let (step, left) = unsafe { tables::renew(&tools, &span, &frames, haste, effort) };
+        if no_fork.is_some() {
+            staging.hide(len);
+        }
+        drop(no_fork);
+        let range = addr..addr + len;
+        let readable = attributes.prot.readable();
+        match (step, left) {
+            // The file has been mapped, and this thread has filled all page tables.
+            (AttemptResult::Migrated, tables::Staging::Full) => {
+                lock(&region.tables).mapped(&range, Some(self.to), readable);
+            }
+            (AttemptResult::Migrated, _) => lock(&region.tables).renewed(level, &range, self.to),
+            // Threads that touch the pages make new page tables.
+            (_, tables::Staging::Full) => lock(&region.tables).mapped(&range, None, readable),
             _ => {}
         }
-        let staging = worker.staging(level, region).expect("it is there");
+        let is_anew = step == AttemptResult::Migrated && left != tables::Staging::Empty;
         match left {
-            tables::Staging::Untouched | tables::Staging::Empty => {}
-            tables::Staging::Torn => staging.mend(&frames, len),
-            tables::Staging::Full => {
-                // The program may have changed attributes since the job began, and the entries have
-                // taken the present ones along.
-                let waiting = frames.alias..frames.alias + len;
-                let runs = backend.attributes(std::slice::from_ref(&waiting)).unwrap_or_default();
-                let now = runs.first().map_or(*attributes, |run| run.attributes);
-                let has_stayed = step != AttemptResult::Migrated;
-                tell_lost(books, restore_attributes(backend, &now, &span, has_stayed));
-                staging.mend(&frames, len);
+            tables::Staging::Full if is_anew => {
+                self.restore_from(&frames, &span, attributes, books);
             }
+            _ => tell_lost(books, restore_attributes(backend, attributes, &span, !is_anew)),
         }
-        if left == tables::Staging::Torn && step == AttemptResult::Migrated {
-            // The mapping of the staging has moved into the span.
-            tell_lost(books, restore_attributes(backend, attributes, &span, false));
+        if left == tables::Staging::Torn {
+            staging.mend(&frames, len);
         }
         step
     }
 
-    /// Moves an area: as a whole, or reach by reach where the program has split the mapping.
-    fn move_area(
-        &self,
-        worker: &mut Worker,
-        leg: &Leg,
-        area: &Area,
-        books: Books<'_>,
-    ) -> (Runs, Counters) {
-        let mut effort = Effort::default();
-        let stretch = leg.stretch.part(&area.pages);
-        let step = self.renew(worker, leg.level, &stretch, &mut effort, books);
-        let reach = (leg.level.reach_bytes() / self.region().page.bytes()) as u64;
-        let is_split = step == AttemptResult::Refused(Call::Exchange, SPLIT);
-        if !is_split || area.len() <= reach {
-            return (vec![(area.pages.clone(), verdict(step))], effort.counters);
+    /// Gives a span that was mapped anew the attributes that its entries in the staging have. The
+    /// program may have changed them since they were read.
+    fn restore_from(&self, staging: &Frames, span: &Span, known: &Attributes, books: Books<'_>) {
+        let backend = self.backend();
+        let waiting = staging.alias..staging.alias + span.len;
+        let runs = backend.attributes(std::slice::from_ref(&waiting)).unwrap_or_else(|_| {
+            vec![AttributeRun { start: waiting.start, end: waiting.end, attributes: *known }]
+        });
+        for AttributeRun { start, end, attributes } in runs {
+            let addr = span.addr + (start - waiting.start);
+            let part = Span { addr, len: end - start, prot: attributes.prot };
+            let wanted = Attributes {
+                locked: known.locked,
+                lock_on_fault: known.lock_on_fault,
+                ..attributes
+            };
+            if part.prot != span.prot {
+                // SAFETY: the pages are under way.
+                let given = unsafe { backend.protect(part.addr, part.len, part.prot) };
+                let error = |errno| Error::call(Call::Protect, part.addr, part.len, errno);
+                tell_lost(books, given.map_err(error));
+            }
+            tell_lost(books, restore_attributes(backend, &wanted, &part, false));
         }
-        let reaches = (area.pages.start..area.pages.end).step_by(reach as usize);
-        let each = |first: u64| {
-            let pages = first..first + reach;
-            let part = leg.stretch.part(&pages);
-            (pages, verdict(self.renew(worker, leg.level, &part, &mut effort, books)))
-        };
-        let runs = reaches.map(each).collect();
-        (runs, effort.counters)
     }
 }
 
@@ -251,13 +344,15 @@ impl Mover for TableMover {
             let why = Reason::Refused(Call::Map, Errno(libc::ENOMEM));
             return AreaOutcome::not_made(BY, area.pages.clone(), Verdict::Refused(why));
         }
-        self.move_uppers(worker, area, terms.books);
+        self.move_upper(worker, area, terms.books);
         let _under_way = match self.region().begin(self.claim.owner(), &area.pages) {
             Ok(under_way) => under_way,
             Err(gone) => return withdrawn(BY, gone),
         };
-        let (runs, counters) = self.move_area(worker, leg, area, terms.books);
-        AreaOutcome { runs, by: BY, counters, seen: None, disturbed: None }
+        let mut effort = Effort::default();
+        let what = (leg.level, &leg.stretch, leg.is_unknown);
+        let runs = self.move_pages(worker, what, &area.pages, &mut effort, terms.books);
+        AreaOutcome { runs, by: BY, counters: effort.counters, seen: None, disturbed: None }
     }
 
     fn is_kept(&self, area: &Area) -> bool {
@@ -289,9 +384,9 @@ impl Mover for TableMover {
 fn verdict(step: AttemptResult) -> Verdict {
     match step {
         AttemptResult::Migrated => Verdict::Moved,
-        // One reach is several mappings: the program has changed attributes since the job began.
+        // One reach is several mappings.
         AttemptResult::Refused(Call::Exchange, SPLIT) => Verdict::Left(Some(Reason::SharedTable)),
-        // The kernel moves no page tables, or its security module forbids it, now and later.
+        // Repeating is in vain: the kernel moves no page tables, or a security module forbids it.
         AttemptResult::Refused(call, errno @ Errno(libc::EINVAL | libc::EPERM)) => {
             Verdict::GivenUp(Reason::Refused(call, errno))
         }

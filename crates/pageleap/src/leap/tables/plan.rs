@@ -3,13 +3,13 @@
 //! A page of page table moves with all the entries in its reach, by calls that take one mapping each
 //! ([`engine::tables`](crate::engine::tables)). So its reach must lie in one *stretch*: pages of the
 //! region in consecutive frames and with equal attributes, which the kernel keeps as one mapping. In
-//! this example of base pages, 11 of 14 MB have new pages of PTEs afterwards, and a reach is 2 MB:
+//! this example of base pages, 10 of 13 MB have new pages of PTEs afterwards, and a reach is 2 MB:
 //!
 //! ```text
-//!   address      0     2     4     6     8    10    12    14 MB
-//!   stretches    [ first          ][ second              ]
-//!   legs         [ 0 to 4    ]        [ 6 to 12 or so  ]
-//!   left                      [ 4 to 6 ]              [ ]     SharedTable
+//!   MB           0   1   2   3   4   5   6   7   8   9  10  11  12  13
+//!   stretches    [ first            ][ second                        ]
+//!   legs         [ first         ]       [ second                ]
+//!   left                         [  stay ]                       [ s ]
 //! ```
 //!
 //! Base pages have two levels to move. Pages of PMDs come first, for whole GB of a stretch, and then
@@ -29,7 +29,7 @@ use crate::units::{NodeId, PageSize};
 
 /// The highest level whose pages move. A page of the next one maps 512 GB, and few mappings have so
 /// many consecutive frames.
-const HIGHEST: PageTableLevel = PageTableLevel::Pmd;
+pub(super) const HIGHEST: PageTableLevel = PageTableLevel::Pmd;
 
 /// The bytes of an area of base pages. Taking their entries out and bringing them back takes some
 /// 0.1 ms each, in which the kernel lets no other thread of the process change mappings.
@@ -48,6 +48,7 @@ pub(super) struct Stretch {
 impl Stretch {
     /// A part of it.
     pub(super) fn part(&self, pages: &Range<u64>) -> Stretch {
+        assert!(self.pages.start <= pages.start && pages.end <= self.pages.end, "{pages:?}");
         let first_frame = self.first_frame + (pages.start - self.pages.start);
         Stretch { pages: pages.clone(), first_frame, ..self.clone() }
     }
@@ -57,6 +58,9 @@ impl Stretch {
 pub(super) struct Leg {
     pub(super) level: PageTableLevel,
     pub(super) stretch: Stretch,
+    /// Whether the account knows of no page of page table there: nobody could read the pages when
+    /// they were mapped, and later faults may have made some or not.
+    pub(super) is_unknown: bool,
 }
 
 impl Leg {
@@ -64,6 +68,11 @@ impl Leg {
     pub(super) fn area_pages(&self, page: PageSize) -> u64 {
         (area_bytes(self.level) / page.bytes()) as u64
     }
+}
+
+/// The pages of an area of a region with pages of this size.
+pub(super) fn area_pages(page: PageSize) -> u64 {
+    (area_bytes(PageTableLevel::of(page)[0]) / page.bytes()) as u64
 }
 
 /// The bytes of an area in which pages of page table of a level move.
@@ -78,7 +87,7 @@ pub(super) struct Upper {
     pub(super) is_tried: AtomicBool,
 }
 
-/// What moves, and what stays.
+/// The page tables that move, and the pages whose page tables stay.
 pub(super) struct Plan {
     pub(super) legs: Vec<Leg>,
     pub(super) uppers: Vec<Upper>,
@@ -100,12 +109,29 @@ impl Plan {
         let pages_of = |part: &Range<usize>| {
             region.pages(&(part.start - region.start..part.end - region.start))
         };
-        let to_move = |level: PageTableLevel, stretch: &Stretch| -> Vec<Stretch> {
-            let range = region.addr(stretch.pages.start)..region.addr(stretch.pages.end);
+        let joined = |parts: Vec<Range<usize>>, stretch: &Stretch| -> Vec<Stretch> {
+            let parts = plan::joined(parts.iter().map(pages_of));
+            parts.iter().map(|pages| stretch.part(pages)).collect()
+        };
+        let range_of =
+            |stretch: &Stretch| region.addr(stretch.pages.start)..region.addr(stretch.pages.end);
+        let to_move = |level: PageTableLevel, stretch: &Stretch| {
+            let range = range_of(stretch);
             let asked = account.asked(level, &range);
             let parts = asked.filter(|(_, node)| anew || *node != Some(to));
-            let parts = plan::joined(parts.map(|(part, _)| pages_of(&part)));
-            parts.iter().map(|pages| stretch.part(pages)).collect()
+            joined(parts.map(|(part, _)| part).collect(), stretch)
+        };
+        let unknown = |level: PageTableLevel, stretch: &Stretch| {
+            let whole = whole(level, &range_of(stretch));
+            let (mut at, mut parts) = (whole.start, Vec::new());
+            let known = account.asked(level, &whole).map(|(part, _)| part);
+            for part in known.chain(std::iter::once(whole.end..whole.end)) {
+                parts.extend((at < part.start).then_some(at..part.start));
+                at = part.end;
+            }
+            // Pages that nobody can read have no page tables, or some that nobody walks.
+            parts.retain(|_| stretch.attributes.prot.readable());
+            joined(parts, stretch)
         };
         let extents: Vec<_> = lock(&region.extents).within(pages).collect();
         let lowest = PageTableLevel::of(region.page)[0];
@@ -113,14 +139,19 @@ impl Plan {
         for extent in &extents {
             let mut at = extent.pages.start;
             for stretch in stretches(region, extent, attributes) {
-                let range = region.addr(stretch.pages.start)..region.addr(stretch.pages.end);
-                let inner = pages_of(&whole(lowest, &range));
+                let inner = pages_of(&whole(lowest, &range_of(&stretch)));
                 if inner.is_empty() {
                     continue;
                 }
                 plan.leave(at..inner.start);
                 at = inner.end;
                 plan.add(to_move(lowest, &stretch), to_move(HIGHEST, &stretch), lowest, region);
+                let unknown = unknown(lowest, &stretch).into_iter();
+                plan.legs.extend(unknown.map(|stretch| Leg {
+                    level: lowest,
+                    stretch,
+                    is_unknown: true,
+                }));
             }
             plan.leave(at..extent.pages.end);
         }
@@ -150,16 +181,25 @@ impl Plan {
                     true => {
                         self.uppers.push(Upper { stretch: upper, is_tried: AtomicBool::new(false) })
                     }
-                    false => self.legs.push(Leg { level: HIGHEST, stretch: upper }),
+                    false => {
+                        self.legs.push(Leg { level: HIGHEST, stretch: upper, is_unknown: false })
+                    }
                 }
             }
         }
-        self.legs.extend(lower.into_iter().map(|stretch| Leg { level: lowest, stretch }));
+        let leg = |stretch| Leg { level: lowest, stretch, is_unknown: false };
+        self.legs.extend(lower.into_iter().map(leg));
     }
 
     /// Refuses if the descriptor of a share of the pages has been closed.
     pub(super) fn check_descriptors(&self) -> Result<(), Error> {
         self.legs.iter().try_for_each(|leg| leg.stretch.share.check_descriptor())
+    }
+
+    /// Leaves out the pages of the highest level.
+    pub(super) fn leave_upper(&mut self) {
+        self.uppers.clear();
+        self.legs.retain(|leg| leg.level < HIGHEST);
     }
 
     /// The levels whose pages move.
@@ -170,11 +210,6 @@ impl Plan {
         levels.dedup();
         levels
     }
-}
-
-/// The level of [`Upper`]s.
-pub(super) fn upper_level() -> PageTableLevel {
-    HIGHEST
 }
 
 /// The parts of an extent with equal attributes.
@@ -205,6 +240,33 @@ fn each(stretch: &Stretch, region: &RegionInner) -> Vec<Stretch> {
     let Range { start, end } = stretch.pages;
     let first = (start..end).step_by(reach as usize);
     first.map(|first| stretch.part(&(first..first + reach))).collect()
+}
+
+/// The parts of some pages that one call each can take, and what to do with them: pages of whole
+/// reaches with equal attributes, as the kernel shows them now, and between these pages that stay.
+/// `runs` are those of the pages' addresses.
+pub(super) fn pieces(
+    region: &RegionInner,
+    level: PageTableLevel,
+    pages: &Range<u64>,
+    runs: &[AttributeRun],
+) -> Vec<(Range<u64>, Option<Attributes>)> {
+    let addresses = region.addr(pages.start)..region.addr(pages.end);
+    let mut pieces: Vec<(Range<u64>, Option<Attributes>)> = Vec::new();
+    let mut at = pages.start;
+    for run in runs {
+        let common = run.start.max(addresses.start)..run.end.min(addresses.end);
+        let whole = whole(level, &common);
+        if common.is_empty() || whole.is_empty() {
+            continue;
+        }
+        let part = region.pages(&(whole.start - region.start..whole.end - region.start));
+        pieces.extend((at < part.start).then_some((at..part.start, None)));
+        at = part.end;
+        pieces.push((part, Some(run.attributes)));
+    }
+    pieces.extend((at < pages.end).then_some((at..pages.end, None)));
+    pieces
 }
 
 /// The part of a range that is whole reaches of a level.

@@ -25,7 +25,10 @@ pub(super) struct Staging {
     listed: Option<Listed>,
     /// How many bytes of it map frames, and no longer nothing.
     ready: usize,
-    /// Whether it has become a hole that another thread may have filled.
+    /// The first bytes may be a hole since a call failed, and could not be mapped again yet: the
+    /// frames that they are to map, and how many bytes.
+    hole: Option<(Frames, usize)>,
+    /// Whether another thread has mapped memory into such a hole.
     is_lost: bool,
 }
 
@@ -36,7 +39,15 @@ impl Staging {
         let bytes = bytes(level);
         let start = reserve_aligned(&**backend, bytes)?;
         let listed = Some(Listed::new(&ALIASES, &**backend, start, bytes));
-        Ok(Staging { backend: backend.clone(), level, start, listed, ready: 0, is_lost: false })
+        Ok(Staging {
+            backend: backend.clone(),
+            level,
+            start,
+            listed,
+            ready: 0,
+            hole: None,
+            is_lost: false,
+        })
     }
 
     /// Where the entries of an area wait.
@@ -53,6 +64,12 @@ impl Staging {
     /// without access and page tables, unless an earlier area has. By that mapping a look tells that
     /// the range is the library's, should the next call leave a hole.
     pub(super) fn make_ready(&mut self, share: &Share, len: usize) -> Result<(), Errno> {
+        if let Some((frames, len)) = self.hole {
+            self.mend(&frames, len);
+        }
+        if self.hole.is_some() || self.is_lost {
+            return Err(Errno(libc::ENOMEM));
+        }
         if len <= self.ready {
             return Ok(());
         }
@@ -73,12 +90,25 @@ impl Staging {
     /// the hole is left alone, and the range is given up.
     pub(super) fn mend(&mut self, frames: &Frames, len: usize) {
         // SAFETY: as above; a mapping that is not a pool's is not replaced.
-        if self.map(frames, len, |backend, m| unsafe { backend.map_own(m) }).is_err() {
-            self.lose(len);
-        }
+        self.hole = match self.map(frames, len, |backend, m| unsafe { backend.map_own(m) }) {
+            Ok(()) => None,
+            Err(Errno(libc::EEXIST)) => {
+                self.lose(len);
+                None
+            }
+            // Tried again before the next use: there is no descriptor now with which to look, or
+            // no room for a mapping.
+            Err(_) => Some((*frames, len)),
+        };
     }
 
-    /// Gives up the first `len` bytes, in which there is a hole, and releases what lies around them.
+    /// Keeps the frames from children. The staging has got the attributes of a span.
+    pub(super) fn hide(&self, len: usize) {
+        // SAFETY: the range is the staging's own.
+        let _ = unsafe { self.backend.advise(self.addr(), len, Advice::DontFork) };
+    }
+
+    /// Gives up the first `len` bytes, in which there is a hole, and releases the others.
     fn lose(&mut self, len: usize) {
         drop(self.listed.take());
         self.is_lost = true;
@@ -88,7 +118,7 @@ impl Staging {
     }
 
     fn release(&self, addr: usize, len: usize) {
-        // What stays mapped may keep the frames of a pool. A shortage may be over soon.
+        // A mapping that is left may keep the frames of a pool. A shortage may be over soon.
         const TRIES: usize = 3;
         // SAFETY: reserved by `new`, and nobody uses it any more.
         let release = || unsafe { self.backend.release(addr, len) };
@@ -116,8 +146,16 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        drop(self.listed.take());
+        if let Some((frames, len)) = self.hole {
+            self.mend(&frames, len);
+        }
+        if let Some((Frames { file, offset, .. }, len)) = self.hole
+            && self.backend.maps(self.addr(), len, file, offset) != Ok(true)
+        {
+            self.lose(len);
+        }
         if !self.is_lost {
+            drop(self.listed.take());
             self.release(self.start, bytes(self.level));
         }
     }

@@ -125,6 +125,9 @@ fn each_call(mode: FailMode, check: impl Fn(&Scene, Result<Report, Error>, Call)
         scene.check_contents();
         check(&scene, report, call);
         assert_eq!(scene.model.pages_in_use(), before, "{call}: a hole stays in the staging");
+        // A lock that came back in part would make two mappings of one block.
+        // SAFETY: as above.
+        unsafe { scene.model.unlock(scene.start(), 2 * MB).unwrap() };
         assert_eq!(scene.to(1).anew().run().unwrap().pages.migrated, 1536, "{call}");
         assert_eq!(scene.tables(), [Some(1); 3], "{call}");
         scene.check_contents();
@@ -166,8 +169,11 @@ fn the_second_level_moves_before_the_pages_that_it_points_to() {
     let uppers: Vec<_> = plan.uppers.iter().map(|upper| upper.stretch.pages.clone()).collect();
     assert_eq!(uppers, [0..GB, 2 * GB..3 * GB]);
     assert_eq!(plan.uppers[1].stretch.first_frame, 100 + 2 * GB);
-    let legs: Vec<_> =
-        plan.legs.iter().map(|Leg { level, stretch }| (*level, stretch.pages.clone())).collect();
+    let legs: Vec<_> = plan
+        .legs
+        .iter()
+        .map(|Leg { level, stretch, .. }| (*level, stretch.pages.clone()))
+        .collect();
     assert_eq!(
         legs,
         [
