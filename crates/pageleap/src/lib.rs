@@ -42,6 +42,8 @@ mod backend;
 mod cases;
 #[cfg(not(loom))]
 mod cgroup;
+#[cfg(not(loom))]
+pub mod decisions;
 mod engine;
 mod error;
 #[cfg(not(loom))]
