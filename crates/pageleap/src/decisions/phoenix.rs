@@ -62,8 +62,8 @@ pub struct PhoenixDecision {
 ///
 /// 1. Without a counter of cycles in page walks, nothing. Replicas that are there stay.
 /// 2. A single copy stays where it is below 10 % of the cycles (section 5.1 of the paper).
-/// 3. Interference is resolved before anything is replicated (section 4.2). If it stays, a single copy
-///    stays, and [`LatencyAware`](super::LatencyAware) decides about its node.
+/// 3. Interference on a node with threads is resolved before anything is replicated (section 4.2). If
+///    it stays, a single copy stays, and [`LatencyAware`](super::LatencyAware) decides about its node.
 /// 4. Page tables of threads on one node go to this node (sections 4.3 and 5.3).
 /// 5. Threads on several nodes get a replica on each, but only while mapping calls are rare. The paper
 ///    shows what each such call costs (table 2) and has no bound on their rate; the bound is ours, and
@@ -215,12 +215,13 @@ impl Phoenix {
         PhoenixDecision { action, reason }
     }
 
-    /// The nodes of the program, by threads or page tables, whose bandwidth others use.
+    /// The nodes with threads of the program whose bandwidth others use. Page tables of threads
+    /// elsewhere leave such a node anyway.
     fn crowded(&self, sample: &PhoenixSample<'_>, nodes: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
         let is_crowded = |node: &&NodeId| {
             sample.bandwidth.get(*node).is_some_and(|used| used.others >= self.interference)
         };
-        nodes.union(sample.tables).filter(is_crowded).copied().collect()
+        nodes.iter().filter(is_crowded).copied().collect()
     }
 }
 
@@ -348,6 +349,8 @@ mod tests {
         assert!(decision.reason.ends_with("so latency decides"), "{decision:?}");
         // Others on a node where the program has nothing do not matter, nor does its own traffic.
         assert_eq!(wide.clone().others(2, 0.9).action(), Replicate(set(&[0, 1])));
+        let away = Scene::new(&[(1, 8.0)], &[0]).others(0, 0.9);
+        assert_eq!(away.action(), Migrate(NodeId(1)));
         let mut own = wide;
         own.bandwidth.insert(NodeId(0), BandwidthUse { own: 0.95, others: 0.05 });
         assert_eq!(own.action(), Replicate(set(&[0, 1])));
