@@ -58,6 +58,8 @@ mod kernel;
 #[cfg(not(loom))]
 pub mod latency;
 #[cfg(not(loom))]
+mod latency_follower;
+#[cfg(not(loom))]
 mod leap;
 #[cfg(not(loom))]
 mod limits;
@@ -99,6 +101,9 @@ pub use {
     kernel::{
         KernelMigration, Mode,
         list::{PageStatus, move_pages},
+    },
+    latency_follower::{
+        FollowDecision, FollowPolicy, FollowStatus, LatencyFollower, LatencySource,
     },
     leap::{COPY_METHODS, DEFAULT_AREA_BYTES, Migration, MigrationContext, PageTableMigration},
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},

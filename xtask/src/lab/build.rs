@@ -33,6 +33,7 @@ pub const TEST_BINARIES: [&str; 37] = [
     "contract",
     "descriptors",
     "fault_injection",
+    "follow_latency",
     "heap",
     "joining",
     "kernel",

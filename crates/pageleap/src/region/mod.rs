@@ -4,13 +4,14 @@
 //! either backed by a frame of a pool, or unbacked: an access to an unbacked page raises SIGSEGV,
 //! as to any unmapped address. [`extents`] has the frame of each page, [`busy`] the claims of jobs
 //! and calls, and [`pins`] the guards. [`mapping`] maps and unmaps frames, [`tables`] counts
-//! page tables, and [`views`] makes slices.
+//! page tables, [`views`] makes slices, and [`dependents`] are threads that end with the region.
 //!
 //! **Invariant:** outside a running migration, the mappings of a region are those of its
 //! [`ExtentMap`]. **Invariant:** bytes that a job or a call is changing are *busy*, and no other
 //! job or call changes them meanwhile.
 
 mod busy;
+mod dependents;
 mod extents;
 mod mapping;
 mod pins;
@@ -26,6 +27,8 @@ use std::time::Duration;
 
 use busy::BusyRanges;
 pub(crate) use busy::{Claim, Gone, Owner};
+use dependents::Dependents;
+pub(crate) use dependents::{Dependent, RegionRef};
 pub(crate) use extents::{Extent, ExtentMap};
 pub use pins::PinGuard;
 use pins::Pins;
@@ -76,8 +79,8 @@ use crate::units::{AddressRange, PageSize, RegionId};
 ///   milliseconds before pages move may be lost for them. Nothing else may be mapped into the
 ///   region's range.
 ///
-/// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it. Pointers
-/// into the region dangle then.
+/// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it.
+/// Followers ([`Region::follow_latency`]) end, too. Pointers into the region dangle then.
 ///
 /// ```
 /// use std::sync::atomic::Ordering::Relaxed;
@@ -121,6 +124,8 @@ pub(crate) struct RegionInner {
     process: u32,
     /// Jobs that work, or have worked, on this region.
     pub(crate) jobs: Mutex<Vec<Weak<JobShared>>>,
+    /// Threads that start jobs on it.
+    dependents: Dependents,
 }
 
 impl Region {
@@ -188,6 +193,7 @@ impl Region {
             limbo: Mutex::new(Vec::new()),
             process: std::process::id(),
             jobs: Mutex::new(Vec::new()),
+            dependents: Dependents::default(),
         })))
     }
 
@@ -597,6 +603,8 @@ impl Drop for Region {
         if self.0.process != std::process::id() {
             return; // a child made by `fork` has no threads of jobs
         }
+        // First, because they would start further jobs.
+        self.0.dependents.end();
         let jobs: Vec<_> = lock(&self.0.jobs).iter().filter_map(Weak::upgrade).collect();
         jobs.iter().for_each(|job| job.stop_for_dropped_region());
         jobs.iter().for_each(|job| job.wait_until_whole());
