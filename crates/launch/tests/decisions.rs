@@ -221,6 +221,34 @@ fn the_model_orders_the_papers_configurations_as_measured() {
     }
 }
 
+/// `docs/page-table-decisions.md` has the times of each scenario, with LPLD as 1.
+#[test]
+fn the_document_has_the_figures_of_the_model() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/page-table-decisions.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut rest = &*text;
+    let mut expect = |figures: String, name: &str| match rest.find(&figures) {
+        Some(at) => rest = &rest[at + figures.len()..],
+        None => panic!("{name}: no row with {figures} comes next"),
+    };
+    let four = machine(Kind::FourNodes);
+    let quiet = time_at(scenario("LPLD"), &four, 0);
+    for scenario in LATENCY {
+        let Expected { auto_ptm, algorithm_1, latency_aware, .. } = scenario.expected;
+        assert_eq!(algorithm_1, [latency_aware; 3], "{}", scenario.name);
+        let [before, auto_ptm, default] = [scenario.tables[0], auto_ptm[0], latency_aware]
+            .map(|place| time_at(scenario, &four, place) / quiet);
+        expect(format!("| {before:.2} | {auto_ptm:.2} | {default:.2} |"), scenario.name);
+    }
+    for scenario in APART {
+        let machine = machine(scenario.kind);
+        let Expected { algorithm_1, latency_aware, .. } = scenario.expected;
+        let times = time_at(scenario, &machine, algorithm_1[0])
+            / time_at(scenario, &machine, latency_aware);
+        expect(format!("| {times:.2} |"), scenario.name);
+    }
+}
+
 /// 003, section 6.2: the text says that page tables stay on node 0, where the model has a better one.
 #[test]
 fn the_model_disagrees_with_figure_10() {

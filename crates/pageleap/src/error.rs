@@ -18,6 +18,7 @@ use crate::units::{AddressRange, Call, NodeId, PageSize, human_bytes};
 /// | [`PoolBuilder::build`](crate::pool::PoolBuilder::build) | `BadArgument`, `UnknownNode`, `NodeNotAllowed`, `OutOfMemory`, `NotHuge`, `Misplaced`, `Call`, `NoThread`, `SystemFile`, `Unsupported` |
 /// | [`Region::new`](crate::Region::new), growing, `back`, `discard` | `BadArgument`, `BadRange`, `PoolExhausted`, `RangeBusy`, `Pinned`, `DescriptorLost`, `Call`, `Unsupported` |
 /// | [`Region::pin`](crate::Region::pin), views of a region | `BadRange`, `BadArgument` |
+/// | [`Region::follow_latency`](crate::Region::follow_latency) | `NoThread`, `Unsupported`; later failures are in its status |
 /// | [`Migration::start`](crate::Migration::start), [`run`](crate::Migration::run) | `BadArgument`, `BadRange`, `RangeBusy`, `NodeNotAllowed`, `PoolExhausted`, `OutOfMemory`, `EngineRefused`, `DescriptorLost`, `Limit`, `NoThread`, `SystemFile`, `Call`, `Unsupported` |
 /// | [`PageTableMigration::start`](crate::PageTableMigration::start) | `BadArgument`, `BadRange`, `UnknownNode`, `NodeNotAllowed`, `RangeBusy`, `DescriptorLost`, `Limit`, `NoThread`, `SystemFile`, `Call`, `EngineRefused`, `Unsupported` |
 /// | a job that has ended ([`Ended::Failed`](crate::Ended::Failed)) | `Pinned`, `Call`, `NotMoved`, `DescriptorLost`, `NoThread`; `Unsupported`: the program has changed a mapping; `EngineRefused`, `SystemFile`: a signal could not be used |

@@ -82,7 +82,7 @@ pub fn decide(machine: &Machine) -> Vec<Vec<usize>> {
     };
     let quiet = Traffic::default();
     let at = |place| Program::thin(&machine.parameters, place, place);
-    let last = machine.places().filter(|place| machine.has_cpus(*place)).last().unwrap();
+    let last = machine.places().rfind(|place| machine.has_cpus(*place)).unwrap();
     // All nodes but one have a program: the free one is the home.
     let mut decided = Vec::new();
     for free in machine.places().filter(|place| machine.has_cpus(*place)) {

@@ -289,7 +289,7 @@ mod tests {
         latencies
     }
 
-    fn counts(of: &[(u32, u64)]) -> BTreeMap<NodeId, u64> {
+    fn counts(of: Counts<'_>) -> BTreeMap<NodeId, u64> {
         of.iter().map(|(node, count)| (NodeId(*node), *count)).collect()
     }
 
@@ -299,10 +299,15 @@ mod tests {
         near.iter().enumerate().map(|(node, near)| (NodeId(node as u32), facts(near))).collect()
     }
 
+    /// Counts by node.
+    type Counts<'a> = &'a [(u32, u64)];
+    /// Threads, and pages of data.
+    type Seen<'a> = (Counts<'a>, Counts<'a>);
+
     fn decide_with(
         rule: LatencyAware,
         tables: Option<u32>,
-        (threads, data): (&[(u32, u64)], &[(u32, u64)]),
+        (threads, data): Seen<'_>,
         near: &[u32],
         rows: &[&[f64]],
     ) -> TableDecision {
@@ -315,12 +320,7 @@ mod tests {
         })
     }
 
-    fn decide(
-        tables: Option<u32>,
-        seen: (&[(u32, u64)], &[(u32, u64)]),
-        near: &[u32],
-        rows: &[&[f64]],
-    ) -> TableDecision {
+    fn decide(tables: Option<u32>, seen: Seen<'_>, near: &[u32], rows: &[&[f64]]) -> TableDecision {
         decide_with(LatencyAware::new(), tables, seen, near, rows)
     }
 
@@ -343,7 +343,7 @@ mod tests {
     fn data_without_cpus_is_seen_from_the_nearest_node_with_some() {
         // Node 2 is memory alone, near node 1. It would be the fastest of all.
         let rows: &[&[f64]] = &[&[100.0, 130.0, 90.0], &[130.0, 100.0, 50.0]];
-        let seen: (&[_], &[_]) = (&[], &[(2, 512)]);
+        let seen: Seen<'_> = (&[], &[(2, 512)]);
         let decision = decide(Some(0), seen, &[0, 1, 1], rows);
         assert_eq!(decision.to, Some(NodeId(1)), "{decision:?}");
         assert!(decision.reason.contains("nearest to the data"), "{decision:?}");
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_difference_within_the_margin_moves_nothing() {
-        let seen: (&[_], &[_]) = (&[(0, 1)], &[]);
+        let seen: Seen<'_> = (&[(0, 1)], &[]);
         let rows = |local: f64| decide(Some(1), seen, BOTH, &[&[local, 100.0]]);
         assert_eq!(rows(84.0).to, Some(NodeId(0)));
         let near = rows(86.0);
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn of_equal_nodes_the_walkers_own_comes_first_and_then_the_present_one() {
-        let seen: (&[_], &[_]) = (&[(1, 1)], &[]);
+        let seen: Seen<'_> = (&[(1, 1)], &[]);
         let rows: &[&[f64]] = &[&[], &[100.0, 100.0, 100.0]];
         assert_eq!(decide(None, seen, &[0, 1, 2], rows).to, Some(NodeId(1)));
         let rows: &[&[f64]] = &[&[], &[100.0, 190.0, 100.0]];
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn unknown_latencies_and_unknown_tables() {
-        let seen: (&[_], &[_]) = (&[(0, 1)], &[]);
+        let seen: Seen<'_> = (&[(0, 1)], &[]);
         let none = decide(Some(0), seen, BOTH, &[]);
         assert_eq!(none.to, None);
         assert_eq!(none.reason, "no latency from node 0, whose threads walk is known");
@@ -435,6 +435,7 @@ mod tests {
         assert_eq!(algorithm_1(&[memory_alone], &matrix(rows)), []);
     }
 
+    #[cfg(not(miri))] // it reads files of the kernel
     #[test]
     fn facts_come_from_the_topology() {
         let topology = Topology::read().unwrap();
