@@ -169,7 +169,7 @@ impl Machine {
         local_ns * (1.0 + self.extra(from, to)) + waits(controller_ns, others) + link
     }
 
-    /// What a prober sees.
+    /// The latencies that a prober measures.
     pub fn latencies(&self, traffic: &Traffic) -> Latencies {
         let mut latencies = Latencies::default();
         for from in self.places().filter(|from| self.has_cpus(*from)) {

@@ -57,7 +57,7 @@ impl Scenario {
         (self.program)(&machine.parameters)
     }
 
-    /// What is decided on a machine with these parameters and numbers.
+    /// The decisions on a machine with these parameters and numbers.
     pub fn decide(&self, parameters: Parameters, numbers: &[u32]) -> Expected {
         let machine = &self.machine(parameters, numbers);
         let (program, traffic) = (self.program(machine), (self.traffic)(machine));

@@ -75,7 +75,7 @@ impl NodeFacts {
     }
 }
 
-/// What [`LatencyAware`] decides by: samples of one group of pages of page table.
+/// The samples from which [`LatencyAware`] decides about one group of pages of page table.
 #[derive(Clone, Copy, Debug)]
 pub struct TableSample<'a> {
     /// The node on which the page tables lie; `None` if that is not known.
@@ -139,9 +139,9 @@ pub struct LatencyAware {
 }
 
 impl LatencyAware {
-    /// The margin of [`LatencyAware::new`], as a part of the latency where the page tables lie. Single
-    /// probes of a quiet node deviate by up to 13 % (`docs/latency.md`); a remote load that takes 1.2
-    /// times as long as a local one (*Phoenix*, section 3.2) exceeds the margin.
+    /// The margin of [`LatencyAware::new`], as a part of the latency where the page tables lie. Probes of
+    /// a quiet node were up to 13 % off a long measurement (`docs/latency.md`); a remote load that
+    /// takes 1.2 times as long as a local one (*Phoenix*, section 3.2) exceeds the margin.
     pub const MARGIN: f64 = 0.15;
 
     /// The rule with its usual margin, for nodes with CPUs.
@@ -196,7 +196,7 @@ impl LatencyAware {
         if best_ns < now_ns * (1.0 - self.margin) {
             return TableDecision { to: Some(best), reason: compared };
         }
-        stay(format!("{compared}: less than {:.0} % apart", self.margin * 100.0))
+        stay(format!("{compared}: not {:.0} % less", self.margin * 100.0))
     }
 
     /// The node of lowest latency. Of several, the one from which most is seen comes first, then the
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(rows(84.0).to, Some(NodeId(0)));
         let near = rows(86.0);
         assert_eq!(near.to, None);
-        assert!(near.reason.ends_with("100 ns from node 1: less than 15 % apart"), "{near:?}");
+        assert!(near.reason.ends_with("100 ns from node 1: not 15 % less"), "{near:?}");
         // The least remote access of the paper on Phoenix.
         assert_eq!(decide(Some(1), seen, BOTH, &[&[100.0, 120.0]]).to, Some(NodeId(0)));
         let each = LatencyAware::new().margin(0.0);

@@ -13,7 +13,7 @@ pub struct BandwidthUse {
     pub others: f64,
 }
 
-/// What [`Phoenix`] decides by: samples of one program, over the same time.
+/// The samples from which [`Phoenix`] decides about one program, all of the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct PhoenixSample<'a> {
     /// The part of its CPU cycles in which a page walk was under way (0 to 1); `None` if no counter
@@ -31,7 +31,7 @@ pub struct PhoenixSample<'a> {
     pub mapping_calls_per_s: f64,
 }
 
-/// What to do with a program's page tables.
+/// The next step for a program's page tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PhoenixAction {
     /// Nothing.
@@ -50,7 +50,7 @@ pub enum PhoenixAction {
 /// A decision about a program's page tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhoenixDecision {
-    /// What to do.
+    /// The next step.
     pub action: PhoenixAction,
     /// Why, in one line.
     pub reason: String,

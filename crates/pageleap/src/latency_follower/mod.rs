@@ -441,7 +441,7 @@ impl Scanner {
     }
 }
 
-/// What a scan decides by, at this moment.
+/// The samples of a scan, at this moment.
 fn samples(region: &Region, policy: &FollowPolicy, latencies: Latencies) -> Result<Samples, Error> {
     let topology = Topology::read()?;
     let mut threads = BTreeMap::new();
