@@ -133,3 +133,27 @@ fn parts_are_whole_pages_of_page_table_with_their_nodes() {
     let empty = Region::reserve(4 * MB, PageSize::Base).unwrap();
     assert_eq!(parts(empty.inner()), []);
 }
+
+#[test]
+fn dropping_it_in_a_child_waits_for_no_lock_that_was_held_at_the_fork() {
+    let pool = pool();
+    let region = region(&pool);
+    let follower = region.follow_latency(one_latency, often()).unwrap();
+    let shared = follower.shared.clone();
+    let held = lock(&shared.state);
+    // SAFETY: the child drops values that have no other owner there, and ends without returning.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above. A child that waits for the lock is killed.
+        unsafe {
+            libc::alarm(20);
+            drop((follower, region));
+            libc::_exit(0);
+        }
+    }
+    let mut status = -1;
+    // SAFETY: the call writes one number.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child waits for a thread that it does not have");
+    drop(held);
+}
