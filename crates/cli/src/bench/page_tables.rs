@@ -75,7 +75,7 @@ pub fn run(args: &PageTablesArgs) -> Result<(), Stop> {
     let free = topology.node(NodeId(from))?.free_bytes;
     // Two pools, and a shadow of every word.
     if size.saturating_mul(3) > free {
-        let fits = free / 4 >> 20;
+        let fits = (free / 4) >> 20;
         let why = format!("node {from} has too little free memory; use --size {fits}m or less");
         return Err(Refusal::new(why).into());
     }
