@@ -3,6 +3,7 @@
 use super::{Checker, Mutant};
 
 const STAGING: &str = "crates/pageleap/src/leap/tables/staging.rs";
+const PLAN: &str = "crates/pageleap/src/leap/tables/plan.rs";
 const MOVER: &str = "crates/pageleap/src/leap/tables/mover.rs";
 
 pub const ROWS: &[Mutant] = &[
@@ -16,19 +17,37 @@ pub const ROWS: &[Mutant] = &[
         caught_by: Checker::Unit.says("page tables on another node"),
     },
     Mutant {
+        name: "beyond-whole-blocks",
+        file: PLAN,
+        find: "let whole = whole(level, &common);\n        if common",
+        replace: "let whole = common.clone();\n        if common",
+        why: "parts of blocks count as moved, and their page tables stay",
+        claims: &["T2"],
+        caught_by: Checker::Unit.says("parts of blocks move"),
+    },
+    Mutant {
         name: "attributes-left-in-the-staging",
         file: MOVER,
-        find: "tell_lost(books, restore_attributes(backend, &now, &span, has_stayed));",
-        replace: "let _ = (now, has_stayed);",
-        why: "a span that was mapped by its file after a refused call lacks the attributes that the program has set",
+        find: "            tables::Staging::Full if is_anew => {\n                self.restore_from(&frames, &span, attributes, books);\n            }",
+        replace: "            tables::Staging::Full if is_anew => {}",
+        why: "a span that was mapped from its file after a refused call lacks the attributes that the program has set",
         claims: &["T3", "T4"],
+        caught_by: Checker::Unit.says("an attribute is lost"),
+    },
+    Mutant {
+        name: "locks-that-move",
+        file: MOVER,
+        find: "        if attributes.locked {\n            effort.count(Call::Lock);",
+        replace: "        if false {\n            effort.count(Call::Lock);",
+        why: "the kernel takes the lock off the pages around the area",
+        claims: &["T3"],
         caught_by: Checker::Unit.says("an attribute is lost"),
     },
     Mutant {
         name: "a-hole-in-the-staging-for-ever",
         file: MOVER,
-        find: "tables::Staging::Torn => staging.mend(&frames, len),",
-        replace: "tables::Staging::Torn => {}",
+        find: "        if left == tables::Staging::Torn {\n            staging.mend(&frames, len);\n        }",
+        replace: "        let _ = &frames;",
         why: "another thread's mapping may land in the hole, and the job unmaps it at its end",
         claims: &["T5"],
         caught_by: Checker::Unit.says("a hole stays in the staging"),

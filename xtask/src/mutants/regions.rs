@@ -18,6 +18,7 @@ const WP_SYNC: &str = "crates/pageleap/src/engine/wp_sync.rs";
 const NOTES: &str = "crates/pageleap/src/engine/notes.rs";
 const CREW: &str = "crates/pageleap/src/engine/crew.rs";
 const RECYCLE: &str = "crates/pageleap/src/leap/recycle.rs";
+const CPUSET: &str = "crates/pageleap/src/leap/cpuset.rs";
 const MOVER: &str = "crates/pageleap/src/leap/mover.rs";
 const REGION: &str = "crates/pageleap/src/region/mod.rs";
 const BUSY: &str = "crates/pageleap/src/region/busy.rs";
@@ -605,7 +606,7 @@ pub const ROWS: &[Mutant] = &[
     },
     Mutant {
         name: "cpuset-ignored",
-        file: MOVER,
+        file: CPUSET,
         find: "                Err(Stop::CpusetChanged)",
         replace: "                Ok(())",
         why: "a job goes on moving pages to a node that the cpuset no longer allows",
@@ -770,7 +771,7 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "parked-behind-the-barrier",
         file: WP_SYNC,
-        find: "unsafe { arrive(at.tools.backend, at.work, effort) }.map_err(|errno| (Call::Map, errno))",
+        find: "unsafe { arrive(at.tools.backend, &at.work.arrival(), effort) }\n            .map_err(|errno| (Call::Map, errno))",
         replace: "unsafe { let _ = arrive; super::commit::change_places(at.tools.backend, at.work, true, effort) }",
         why: "a writer who finds no page tables makes some of the old frames, without protection",
         claims: &["W5"],

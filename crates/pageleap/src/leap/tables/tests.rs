@@ -106,6 +106,49 @@ fn page_tables_that_map_something_else_stay() {
     assert!(report.runs.iter().all(|run| run.reason == shared), "{report}");
 }
 
+/// The kernel takes the lock off the whole mapping of which a part moves.
+#[test]
+fn a_lock_stays_on_a_part_that_moves_and_around_it() {
+    let scene = Scene::new(0, FailMode::Before);
+    // SAFETY: pages of a region of the model that nothing else uses.
+    unsafe { scene.model.lock(scene.start(), 6 * MB, false).unwrap() };
+    scene.region.move_page_tables(0..2 * MB, NodeId(1)).unwrap().wait();
+    let locked = (Prot::READ_WRITE, true, false, true);
+    let kept = scene.pages().all(|page| scene.model.attributes_at(page) == Some(locked));
+    assert!(kept, "an attribute is lost");
+    assert_eq!(scene.tables()[0], Some(1));
+    scene.check_contents();
+}
+
+#[test]
+fn pieces_are_whole_blocks_with_equal_attributes() {
+    use super::plan::pieces;
+    use crate::observe::{AttributeRun, Attributes};
+    let scene = Scene::new(0, FailMode::Before);
+    let inner = scene.region.inner();
+    let run = |mb: Range<usize>, prot| AttributeRun {
+        start: scene.start() + mb.start * MB,
+        end: scene.start() + mb.end * MB,
+        attributes: Attributes::of_new_mapping(prot),
+    };
+    let pages = |mb: Range<u64>| mb.start * 256..mb.end * 256;
+    let cut = |from: u64, runs: &[AttributeRun]| {
+        let pieces = pieces(inner, PageTableLevel::Pte, &pages(from..6), runs);
+        let of = |(pages, attributes): (Range<u64>, Option<Attributes>)| {
+            (pages, attributes.map(|attributes| attributes.prot))
+        };
+        pieces.into_iter().map(of).collect::<Vec<_>>()
+    };
+    let (all, read) = (Some(Prot::READ_WRITE), Some(Prot::READ));
+    let words = "parts of blocks move";
+    assert_eq!(cut(0, &[run(0..6, Prot::READ_WRITE)]), [(pages(0..6), all)], "{words}");
+    let cut_off = cut(1, &[run(0..5, Prot::READ_WRITE), run(5..6, Prot::READ)]);
+    assert_eq!(cut_off, [(pages(1..2), None), (pages(2..4), all), (pages(4..6), None)], "{words}");
+    let two = cut(0, &[run(0..3, Prot::READ), run(3..6, Prot::READ_WRITE)]);
+    assert_eq!(two, [(pages(0..2), read), (pages(2..4), None), (pages(4..6), all)], "{words}");
+    assert_eq!(cut(0, &[]), [(pages(0..6), None)], "{words}");
+}
+
 /// Fails each call of a job once. Returns the calls.
 fn each_call(mode: FailMode, check: impl Fn(&Scene, Result<Report, Error>, Call)) -> Vec<Call> {
     let mut calls = Vec::new();
