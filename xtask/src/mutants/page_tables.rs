@@ -14,7 +14,7 @@ pub const ROWS: &[Mutant] = &[
         replace: "below.map_or(0, PageTableLevel::reach_bytes)",
         why: "the staging agrees with the region modulo 2 MB, so the kernel moves whole pages of page table, which stay on their node",
         claims: &["T2"],
-        caught_by: Checker::Unit.says("page tables on another node"),
+        caught_by: Checker::Unit.says("page tables would move as they are"),
     },
     Mutant {
         name: "beyond-whole-blocks",
@@ -42,14 +42,5 @@ pub const ROWS: &[Mutant] = &[
         why: "the kernel takes the lock off the pages around the area",
         claims: &["T3"],
         caught_by: Checker::Unit.says("an attribute is lost"),
-    },
-    Mutant {
-        name: "a-hole-in-the-staging-for-ever",
-        file: MOVER,
-        find: "        if left == tables::Staging::Torn {\n            staging.mend(&frames, len);\n        }",
-        replace: "        let _ = &frames;",
-        why: "another thread's mapping may land in the hole, and the job unmaps it at its end",
-        claims: &["T5"],
-        caught_by: Checker::Unit.says("a hole stays in the staging"),
     },
 ];

@@ -209,7 +209,8 @@ impl TableMover {
         let offset = share.0.offset_of(*first_frame);
         let frames = Frames { alias: staging.addr(), file: share.0.file, offset };
         let reach = level.reach_bytes();
-        assert!(addr.is_multiple_of(reach) && !(addr ^ frames.alias).is_multiple_of(reach));
+        let agree = (addr ^ frames.alias).is_multiple_of(reach);
+        assert!(addr.is_multiple_of(reach) && !agree, "page tables would move as they are");
         let span = Span { addr, len, prot: attributes.prot };
         if attributes.locked {
             effort.count(Call::Lock);
