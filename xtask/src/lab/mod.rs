@@ -110,13 +110,14 @@ const SEVERAL_NODES: [&str; 16] = [
 ];
 
 /// Tests of these binaries that the step `nodes` leaves to the step `lab`, because each takes long in
-/// a guest. Those of `memory` and the like run on a machine with one node too; of `run_nodes`, a
-/// short test stays.
-const LEFT_TO_THE_LAB: [&str; 16] = [
+/// a guest. Those of `memory` and the like run on a machine with one node too; of `page_tables` and
+/// `run_nodes`, short tests stay.
+const LEFT_TO_THE_LAB: [&str; 17] = [
     "memory::memory_in_place_loses_nothing_under_load",
     "memory_kinds::limits_end_in_an_error_or_a_partial_result",
     "memory_programs::a_collector_that_protects_its_heap_loses_nothing",
     "memory_programs::a_table_leaps_while_threads_use_it_and_fork",
+    "page_tables::the_account_agrees_with_the_kernel_for_base_pages",
     "run_nodes::a_parent_that_stays_tells_the_policy_and_the_nodes",
     "run_nodes::balancing_is_a_part_of_the_policy",
     "run_nodes::cpus_outside_of_the_cpuset_are_named",
