@@ -46,7 +46,7 @@ use plan::Plan;
 /// ([`Region::pin`]) do not hold the job up. Attributes stay, except that a change which the program
 /// makes in the moment in which an area moves may be lost for that area. No thread waits for the job. One that
 /// touches an area while its page tables are being made has a page fault, and a thread that faults
-/// or maps memory elsewhere may wait for the kernel's two calls for an area (some 0.1 ms each for
+/// or maps memory elsewhere may wait for the kernel's two calls for an area (0.1 to 0.3 ms each for
 /// 16 MB of base pages).
 ///
 /// # Which page tables move

@@ -32,7 +32,7 @@ use crate::units::{NodeId, PageSize};
 pub(super) const HIGHEST: PageTableLevel = PageTableLevel::Pmd;
 
 /// The bytes of an area of base pages. Taking their entries out and bringing them back takes some
-/// 0.1 ms each, in which the kernel lets no other thread of the process change mappings.
+/// 0.1 to 0.3 ms each, in which the kernel lets no other thread of the process change mappings.
 const AREA_BYTES: usize = 16 << 20;
 
 /// Pages of a region in consecutive frames and with equal attributes.
