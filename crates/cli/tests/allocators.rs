@@ -1,4 +1,4 @@
-//! Runs the benchmarks of allocators and of the prober. Times are never judged.
+//! Runs the benchmarks of allocators, of page tables and of the prober. Times are never judged.
 
 mod common;
 
@@ -102,6 +102,33 @@ fn an_interrupted_comparison_ends_at_once() {
     let output = interrupted(&flags, Duration::from_millis(300));
     assert_eq!(output.status.code(), Some(128 + libc::SIGINT), "{}", stderr(&output));
     assert!(stderr(&output).contains("interrupted"), "{}", stderr(&output));
+}
+
+#[test]
+fn moves_of_page_tables_stand_beside_leaps() {
+    let output = pageleap(&["bench", "page-tables", "--size", "8m", "--runs", "2", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&object["runs"], &object["size_bytes"]), (&2.into(), &(8 << 20).into()));
+    assert!(["stop-copy", "mprotect"].contains(&object["engine"].as_str().unwrap()));
+    let rows = object["rows"].as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|row| row["beside"].as_str().unwrap()).collect();
+    assert_eq!(names, ["rest", "one writer"]);
+    for row in rows {
+        for of in ["memcpy", "leap", "tables"] {
+            assert!(row[format!("{of}_ns_per_gb")].as_u64().unwrap() > 0, "{row}");
+        }
+        for to in ["leap", "memcpy"] {
+            let value = |end: &str| row[format!("tables_to_{to}_ratio{end}")].as_f64().unwrap();
+            assert!([value("_min"), value(""), value("_max")].is_sorted(), "{row}");
+        }
+    }
+    let flags = ["bench", "page-tables", "--size", "8m", "--runs", "60000"];
+    let output = interrupted(&flags, Duration::from_millis(500));
+    assert_eq!(output.status.code(), Some(128 + libc::SIGINT), "{}", stderr(&output));
+    let refused = pageleap(&["bench", "page-tables", "--size", "64t"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("use --size"), "{}", stderr(&refused));
 }
 
 #[test]
