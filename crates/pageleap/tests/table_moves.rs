@@ -14,13 +14,13 @@ use std::sync::{Arc, Mutex};
 
 use children::mapped_in_a_child;
 use common::{
-    Kept, address, check_stamp, nodes, pool_mappings, region_flags, stamp, status_kb, surprises,
-    turn,
+    End, Kept, address, become_nobody, case, check_stamp, is_root, nodes, pool_mappings,
+    region_flags, run_case, skip, stamp, status_kb, surprises, turn,
 };
 use pageleap::backend::{Call, Errno, Linux, Prot};
 use pageleap::{
-    Error, PageOutcome, PageSize, PageTableLevel, PageTableMigration, Pool, Reason, Region, Report,
-    audit,
+    Ended, Error, PageOutcome, PageSize, PageTableLevel, PageTableMigration, Pool, Reason, Region,
+    Report, audit,
 };
 use refusing::{Refusing, Request};
 
@@ -161,7 +161,7 @@ fn locks_stay_and_are_counted_once() {
         let part = scene.addresses(6..40);
         // SAFETY: a part of the test's region.
         if unsafe { libc::mlock(part.start as *const _, part.len()) } != 0 {
-            return common::skip("locks_stay_and_are_counted_once", &"the limit of locked memory");
+            return skip("locks_stay_and_are_counted_once", &"the limit of locked memory");
         }
         let (flags, locked) = (region_flags(&scene.region), status_kb("VmLck"));
         for _ in 0..2 {
@@ -175,6 +175,43 @@ fn locks_stay_and_are_counted_once() {
         assert_eq!(status_kb("VmLck"), before, "call {refuse} refused");
         assert_eq!(pool_mappings(), Vec::<String>::new(), "call {refuse} refused");
     }
+}
+
+/// A program that has locked pages and then given its privilege away could not lock them again.
+#[test]
+fn locks_that_cannot_be_set_again_are_not_taken_off() {
+    const NAME: &str = "locks_that_cannot_be_set_again_are_not_taken_off";
+    let _turn = turn();
+    if case().is_none() {
+        if !is_root() {
+            return skip(NAME, &"only root can lock so much, and give its privilege away");
+        }
+        let (end, text) = run_case(NAME, "in a process of its own");
+        assert_eq!(end, End::Exited(0), "{text}");
+        return;
+    }
+    let scene = Scene::new(|_, _, _| None);
+    let part = scene.addresses(16..48);
+    // SAFETY: a part of the test's region; the limit is plain data.
+    unsafe {
+        if libc::mlock(part.start as *const _, part.len()) != 0 {
+            return skip(NAME, &"the limit of locked memory");
+        }
+        let limit = libc::rlimit { rlim_cur: 8 << 20, rlim_max: 8 << 20 };
+        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit), 0);
+    }
+    become_nobody();
+    let (flags, locked) = (region_flags(&scene.region), status_kb("VmLck"));
+    let migration = PageTableMigration::new(&scene.region, 0..BYTES, nodes()[1]);
+    let report = migration.anew().allow_node_without_cpus().run().unwrap();
+    assert!(
+        matches!(report.ended, Ended::Failed(Error::Call { call: Call::Lock, .. })),
+        "{report}"
+    );
+    let pages = (report.pages.migrated, report.pages.failed);
+    assert_eq!(pages, (16 * MB as u64 / 4096, 32 * MB as u64 / 4096), "{report}");
+    assert_eq!((region_flags(&scene.region), status_kb("VmLck")), (flags, locked));
+    check_stamp(&scene.region, 0..BYTES, 1);
 }
 
 /// Attributes that the program sets in the last moment before an area moves stay, also where the
@@ -198,14 +235,18 @@ fn attributes_that_are_set_in_the_last_moment_stay() {
         });
         let all = scene.addresses(0..48);
         protect(&all, Prot::READ);
+        advise(&all, libc::MADV_DOFORK);
         let report = scene.moves(0..48);
         assert!(report.ended.is_completed(), "{report}");
         let flags = region_flags(&scene.region);
         let writable = flags.iter().all(|(_, flags)| flags.starts_with("rw"));
         assert!(writable, "call {refuse} refused: {flags:#x?}");
-        let hidden = flags.iter().filter(|(_, flags)| flags.split(' ').any(|flag| flag == "dd"));
-        let hidden: Vec<_> = hidden.map(|(range, _)| range.clone()).collect();
-        assert_eq!(hidden, [scene.addresses(4..6)], "call {refuse} refused");
+        let with = |flag: &str| -> Vec<Range<usize>> {
+            let has = flags.iter().filter(|(_, flags)| flags.split(' ').any(|one| one == flag));
+            has.map(|(range, _)| range.clone()).collect()
+        };
+        assert_eq!(with("dd"), [scene.addresses(4..6)], "call {refuse} refused");
+        assert_eq!(with("dc"), [], "call {refuse} refused: children no longer get the region");
         stamp(&scene.region, 0..BYTES, 2);
         check_stamp(&scene.region, 0..BYTES, 2);
     }

@@ -152,12 +152,14 @@ impl State {
         let at = addr / BASE_PAGE;
         let first = self.space[&at];
         let belongs = |page: &usize, entry: &Entry| {
-            let frame = first.frame.map(|(file, of)| (file, of + page - at));
+            let frame = first.frame.map(|(file, of)| (file, (of + page).wrapping_sub(at)));
             of(entry) == of(&first) && entry.frame == frame
         };
+        let before = self.space.range(..at).rev().take_while(|(page, entry)| belongs(page, entry));
+        let start = at - before.count();
         let behind = self.space.range(at..).take_while(|(page, entry)| belongs(page, entry));
         let end = at + behind.count();
-        self.space.range_mut(at..end).for_each(|(_, entry)| entry.locked = false);
+        self.space.range_mut(start..end).for_each(|(_, entry)| entry.locked = false);
     }
 
     pub(super) fn put(&mut self, addr: usize, len: usize, entry: impl Fn(usize) -> Entry) {

@@ -44,7 +44,8 @@ pub(crate) enum Staging {
 }
 
 /// Gives a span new page tables. `frames` are those that it maps, with the address of the staging in
-/// place of their alias.
+/// place of their alias. `restore` gives the span its attributes back, before any thread that meets a
+/// missing access is told that it is its own.
 ///
 /// The result is [`AttemptResult::Migrated`], or the refused call. In the latter case the span maps
 /// its frames, in its old page tables or, if the second call was refused, in some that faults make.
@@ -60,11 +61,14 @@ pub(crate) unsafe fn renew(
     frames: &Frames,
     haste: Option<Haste>,
     effort: &mut Effort,
+    restore: impl FnOnce(AttemptResult, Staging),
 ) -> (AttemptResult, Staging) {
     let Tools { slot, epoch, backend } = *tools;
     if !backend.has_file(frames.file) {
         // After a failed second call the file would have to be mapped.
-        return (AttemptResult::Refused(Call::Map, Errno(libc::EBADF)), Staging::Untouched);
+        let refused = AttemptResult::Refused(Call::Map, Errno(libc::EBADF));
+        restore(refused, Staging::Untouched);
+        return (refused, Staging::Untouched);
     }
     effort.hurry(backend, haste);
     // A thread that meets a hole, which only a failed second call leaves, waits for this slot.
@@ -96,6 +100,7 @@ pub(crate) unsafe fn renew(
         }
     };
     effort.counters.window_ns = monotonic_ns().saturating_sub(from).max(1);
+    restore(ended.0, ended.1);
     slot.retire();
     effort.slow_down(backend);
     ended

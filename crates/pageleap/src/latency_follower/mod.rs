@@ -113,9 +113,9 @@ impl FollowPolicy {
         self
     }
 
-    /// Sets the time from one trigger to the next.
+    /// Sets the time from one trigger to the next, 1 ms at least.
     pub fn every(mut self, every: Duration) -> FollowPolicy {
-        self.every = every;
+        self.every = every.max(Duration::from_millis(1));
         self
     }
 
@@ -172,9 +172,9 @@ pub struct FollowStatus {
     /// Bytes whose page tables the last scan has left where they were, although they were to move: see
     /// [`PageTableMigration`] for the reasons, or the fields below.
     pub bytes_left: u64,
-    /// Ranges that were not tried because a job had them. The next trigger tries them again.
+    /// Ranges (of 1 GB at most) that were not tried because a job had a part of them. The next trigger tries them again.
     pub busy: u64,
-    /// Ranges whose move has failed. A failure ends its scan, and triggers are skipped after it.
+    /// Ranges whose move has failed, perhaps after a part. Triggers are skipped after such a scan.
     pub failures: u64,
     /// The latest failure.
     pub last_failure: Option<Error>,
@@ -277,14 +277,20 @@ impl Region {
 }
 
 impl LatencyFollower {
-    /// The work until now.
+    /// The work until now. In a child made by `fork` there is none.
     pub fn status(&self) -> FollowStatus {
+        if self.process != std::process::id() {
+            return FollowStatus { has_ended: true, ..FollowStatus::default() };
+        }
         lock(&self.shared.state).status.clone()
     }
 
     /// Waits until so many scans have ended since the start, and returns the status. `None` if that
     /// takes longer than `patience`, or the follower has ended before.
     pub fn wait_for(&self, scans: u64, patience: Duration) -> Option<FollowStatus> {
+        if self.process != std::process::id() {
+            return None;
+        }
         let began = Instant::now();
         let mut state = lock(&self.shared.state);
         while state.status.scans < scans && !state.status.has_ended {
@@ -406,7 +412,7 @@ impl Shared {
         let job = match migration.start() {
             Ok(job) => Arc::new(job),
             Err(Error::RangeBusy { .. }) => return Moved::Busy,
-            Err(error) => return Moved::Failed(error),
+            Err(error) => return Moved::Failed(error, 0),
         };
         {
             let mut state = lock(&self.state);
@@ -418,10 +424,11 @@ impl Shared {
         job.wait_until_finished();
         lock(&self.state).job = None;
         let Some(report) = job.report() else { return Moved::Bytes(0) };
+        let bytes = report.pages.migrated as usize * region.page_size().bytes();
         match report.ended {
-            Ended::Failed(error) => Moved::Failed(error),
-            Ended::CpusetChanged => Moved::Failed(Error::NodeNotAllowed { node: to }),
-            _ => Moved::Bytes(report.pages.migrated as usize * region.page_size().bytes()),
+            Ended::Failed(error) => Moved::Failed(error, bytes),
+            Ended::CpusetChanged => Moved::Failed(Error::NodeNotAllowed { node: to }, bytes),
+            _ => Moved::Bytes(bytes),
         }
     }
 }
@@ -431,6 +438,7 @@ impl Scanner {
     fn cannot_look(&mut self, before: FollowStatus, error: Error) -> FollowStatus {
         let nothing = Samples {
             parts: Vec::new(),
+            uppers: Vec::new(),
             threads: BTreeMap::new(),
             nodes: BTreeMap::new(),
             latencies: Latencies::default(),
@@ -454,7 +462,8 @@ fn samples(region: &Region, policy: &FollowPolicy, latencies: Latencies) -> Resu
         }
     }
     let nodes = NodeFacts::of(&topology);
-    Ok(Samples { parts: parts(region.inner()), threads, nodes, latencies })
+    let (parts, uppers) = parts(region.inner());
+    Ok(Samples { parts, uppers, threads, nodes, latencies })
 }
 
 /// The node of the CPU on which a thread of this process runs, or has run last.
@@ -468,9 +477,12 @@ fn node_of_thread(topology: &Topology, id: u32) -> Option<NodeId> {
     nodes.filter(|node| node.cpus.contains(&cpu)).map(|node| node.id).next()
 }
 
+/// A GB of a region, and the node on which its page of the second level was asked for.
+type Upper = (Range<usize>, Option<NodeId>);
+
 /// The parts of a region whose page tables of the lowest level may move, by the node of their data and
-/// of their page tables.
-fn parts(region: &RegionInner) -> Vec<Part> {
+/// of their page tables, and the GBs of base pages that have a page of the second level.
+fn parts(region: &RegionInner) -> (Vec<Part>, Vec<Upper>) {
     let extents = lock(&region.extents);
     // Runs of pages whose data lies on one node: a page of page table may map several of their extents.
     let mut runs: Vec<(Range<usize>, NodeId)> = Vec::new();
@@ -481,7 +493,9 @@ fn parts(region: &RegionInner) -> Vec<Part> {
             _ => runs.push((start..end, extent.share.node())),
         }
     }
-    let Some(lowest) = PageTableLevel::of(region.page).first() else { return Vec::new() };
+    let Some(lowest) = PageTableLevel::of(region.page).first() else {
+        return (Vec::new(), Vec::new());
+    };
     let tables = lock(&region.tables);
     let mut parts = Vec::new();
     for (run, data) in &runs {
@@ -491,7 +505,17 @@ fn parts(region: &RegionInner) -> Vec<Part> {
             parts.push(Part { range, data: *data, pages, tables: node });
         }
     }
-    parts
+    let mut uppers = Vec::new();
+    if *lowest < PageTableLevel::Pmd {
+        let gb = PageTableLevel::Pmd.reach_bytes();
+        let all = region.start..region.start + region.capacity();
+        for (range, node) in tables.asked(PageTableLevel::Pmd, &all) {
+            let starts = (range.start..range.end).step_by(gb);
+            let offset = |start: usize| start - region.start..start - region.start + gb;
+            uppers.extend(starts.map(|start| (offset(start), node)));
+        }
+    }
+    (parts, uppers)
 }
 
 #[cfg(all(test, not(any(miri, shuttle))))]

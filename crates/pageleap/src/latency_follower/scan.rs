@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{FollowDecision, FollowStatus};
-use crate::decisions::{BackOff, LatencyAware, NodeFacts, TableSample};
+use crate::decisions::{BackOff, LatencyAware, NodeFacts, TableDecision, TableSample};
 use crate::error::Error;
 use crate::latency::Latencies;
 use crate::units::NodeId;
@@ -23,23 +23,45 @@ pub(super) struct Part {
 /// Everything that a scan decides by.
 pub(super) struct Samples {
     pub(super) parts: Vec<Part>,
+    /// The GBs of base pages that have a page of the second level for themselves, and the node on which
+    /// it was asked for.
+    pub(super) uppers: Vec<(Range<usize>, Option<NodeId>)>,
     pub(super) threads: BTreeMap<NodeId, u64>,
     pub(super) nodes: BTreeMap<NodeId, NodeFacts>,
     pub(super) latencies: Latencies,
 }
 
 impl Samples {
+    fn decide_on(&self, rule: &LatencyAware, part: &Part) -> TableDecision {
+        rule.decide(&TableSample {
+            tables: part.tables,
+            threads: &self.threads,
+            data: &BTreeMap::from([(part.data, part.pages)]),
+            nodes: &self.nodes,
+            latencies: &self.latencies,
+        })
+    }
+
+    /// The GBs whose page of the second level is to move alone: all page tables below it stay, on one
+    /// other node.
+    fn uppers_to_move(&self, rule: &LatencyAware) -> Vec<(Range<usize>, NodeId)> {
+        let target = |(range, node): &(Range<usize>, Option<NodeId>)| {
+            let inside =
+                |part: &&Part| part.range.start < range.end && range.start < part.range.end;
+            let below: Vec<&Part> = self.parts.iter().filter(inside).collect();
+            let to = below.first()?.tables.filter(|to| Some(*to) != *node)?;
+            let same =
+                |part: &&Part| part.tables == Some(to) && self.decide_on(rule, part).to.is_none();
+            below.iter().all(same).then(|| (range.clone(), to))
+        };
+        self.uppers.iter().filter_map(target).collect()
+    }
+
     /// The decisions for all parts. Neighbours about which the same is decided are one.
     pub(super) fn decide(&self, rule: &LatencyAware) -> Vec<FollowDecision> {
         let mut all: Vec<FollowDecision> = Vec::new();
         for part in &self.parts {
-            let decision = rule.decide(&TableSample {
-                tables: part.tables,
-                threads: &self.threads,
-                data: &BTreeMap::from([(part.data, part.pages)]),
-                nodes: &self.nodes,
-                latencies: &self.latencies,
-            });
+            let decision = self.decide_on(rule, part);
             match all.last_mut() {
                 Some(last) if last.range.end == part.range.start && last.decision == decision => {
                     last.range.end = part.range.end;
@@ -59,7 +81,8 @@ pub(super) enum Moved {
     Bytes(usize),
     /// A job has the range.
     Busy,
-    Failed(Error),
+    /// The move has failed, after so many bytes.
+    Failed(Error, usize),
 }
 
 /// The triggers and scans of one follower.
@@ -79,7 +102,7 @@ impl Scanner {
         self.back_off.is_due()
     }
 
-    /// Decides for all parts, and moves the page tables that are to move, until one move fails.
+    /// Decides for all parts, and moves the page tables that are to move.
     /// Returns the status after the scan.
     pub(super) fn scan(
         &mut self,
@@ -95,26 +118,25 @@ impl Scanner {
         };
         let (moved_before, busy_before) = (now.bytes_moved, now.busy);
         let mut has_failed = false;
-        for (range, to) in ranges(&now.decisions) {
+        let uppers = samples.uppers_to_move(&self.rule);
+        for (range, to) in ranges(&now.decisions).into_iter().chain(uppers) {
             let bytes = range.len();
-            match move_to(range, to) {
-                Moved::Bytes(moved) => {
-                    now.moves += u64::from(moved > 0);
-                    now.bytes_moved += moved as u64;
-                    now.bytes_left += bytes.saturating_sub(moved) as u64;
-                }
+            let moved = match move_to(range, to) {
+                Moved::Bytes(moved) => moved,
                 Moved::Busy => {
                     now.busy += 1;
-                    now.bytes_left += bytes as u64;
+                    0
                 }
-                Moved::Failed(error) => {
+                Moved::Failed(error, moved) => {
                     now.failures += 1;
                     now.last_failure = Some(error);
-                    now.bytes_left += bytes as u64;
                     has_failed = true;
-                    break;
+                    moved
                 }
-            }
+            };
+            now.moves += u64::from(moved > 0);
+            now.bytes_moved += moved as u64;
+            now.bytes_left += bytes.saturating_sub(moved) as u64;
         }
         let has_moved = now.bytes_moved > moved_before;
         // A range is free again when its job has ended, so the next trigger looks again.
@@ -125,16 +147,26 @@ impl Scanner {
     }
 }
 
-/// The ranges whose page tables are to move. Neighbours with the same target are one.
+/// The ranges whose page tables are to move, at most 1 GB each: a job that has a part of a range, or a
+/// call that fails there, keeps the rest of it back, too. Neighbours with the same target are one up to
+/// there.
 fn ranges(decisions: &[FollowDecision]) -> Vec<(Range<usize>, NodeId)> {
+    const MOST: usize = 1 << 30;
     let mut all: Vec<(Range<usize>, NodeId)> = Vec::new();
     for one in decisions {
         let Some(to) = one.decision.to else { continue };
-        match all.last_mut() {
-            Some((last, node)) if last.end == one.range.start && *node == to => {
-                last.end = one.range.end;
+        let mut start = one.range.start;
+        while start < one.range.end {
+            let end = one.range.end.min((start / MOST + 1) * MOST);
+            match all.last_mut() {
+                Some((last, node))
+                    if last.end == start && *node == to && !start.is_multiple_of(MOST) =>
+                {
+                    last.end = end;
+                }
+                _ => all.push((start..end, to)),
             }
-            _ => all.push((one.range.clone(), to)),
+            start = end;
         }
     }
     all
@@ -162,6 +194,7 @@ mod tests {
             |node| (NodeId(node), NodeFacts { nearest_with_cpus: NodeId(node), is_allowed: true });
         Samples {
             parts: parts.to_vec(),
+            uppers: Vec::new(),
             threads: BTreeMap::new(),
             nodes: BTreeMap::from([facts(0), facts(1)]),
             latencies,
@@ -182,7 +215,7 @@ mod tests {
     }
 
     fn failure() -> Moved {
-        Moved::Failed(Error::NodeNotAllowed { node: NodeId(1) })
+        Moved::Failed(Error::NodeNotAllowed { node: NodeId(1) }, 0)
     }
 
     #[test]
@@ -218,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_move_ends_the_scan_and_is_tried_less_and_less() {
+    fn a_failed_move_keeps_no_other_range_back_and_is_tried_less_and_less() {
         let parts = [part(0..2, 1, Some(0)), part(4..6, 1, Some(0))];
         let (mut scanner, mut status) = (scanner(), FollowStatus::default());
         for skipped in [0, 1, 2, 4, 8, 8] {
@@ -228,9 +261,9 @@ mod tests {
                 tried += 1;
                 failure()
             });
-            assert_eq!(tried, 1);
+            assert_eq!(tried, 2);
         }
-        assert_eq!((status.failures, status.moves, status.bytes_left), (6, 0, 2 * MB as u64));
+        assert_eq!((status.failures, status.moves, status.bytes_left), (12, 0, 4 * MB as u64));
         assert!(matches!(status.last_failure, Some(Error::NodeNotAllowed { .. })));
         // A move beside the failed one does not end the back-off.
         let mut first = true;
@@ -239,6 +272,26 @@ mod tests {
             false => failure(),
         });
         assert_eq!(triggers(&mut scanner), 9);
+    }
+
+    #[test]
+    fn ranges_end_at_each_gb_and_a_page_of_the_second_level_follows_those_below() {
+        let parts = [part(0..2048, 1, Some(1)), part(2048..4096, 1, Some(0))];
+        let gb = |at: usize| at * 1024 * MB..(at + 1) * 1024 * MB;
+        let uppers = vec![
+            (gb(0), Some(NodeId(1))),
+            (gb(1), None),
+            // Moves with the pages below it.
+            (gb(2), Some(NodeId(0))),
+        ];
+        let samples = Samples { uppers, ..samples(&parts) };
+        let mut moved = Vec::new();
+        let status = scanner().scan(FollowStatus::default(), &samples, |range, to| {
+            moved.push((range.start / (1024 * MB)..range.end / (1024 * MB), to.0));
+            Moved::Failed(Error::NodeNotAllowed { node: NodeId(1) }, 4 * MB)
+        });
+        assert_eq!(moved, [(2..3, 1), (3..4, 1), (1..2, 1)]);
+        assert_eq!((status.failures, status.moves, status.bytes_moved), (3, 3, 12 * MB as u64));
     }
 
     #[test]

@@ -113,7 +113,7 @@ pub(crate) struct RegionInner {
     /// Held while the region is made longer.
     growing: Mutex<()>,
     pub(crate) extents: Mutex<ExtentMap<Share>>,
-    /// Changed when a call has changed the mappings.
+    /// Changed when a call has changed the mappings. Whoever locks both locks the extents first.
     pub(crate) tables: Mutex<TableAccount>,
     busy: BusyRanges,
     pub(crate) pins: Pins,

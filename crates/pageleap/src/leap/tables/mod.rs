@@ -44,7 +44,10 @@ use plan::Plan;
 ///
 /// Threads may read and write the range meanwhile. Each page keeps its frame and its contents; guards
 /// ([`Region::pin`]) do not hold the job up. Attributes stay, except that a change which the program
-/// makes in the moment in which an area moves may be lost for that area. No thread waits for the job. One that
+/// makes in the moment in which an area moves may be lost for that area. Do not lock pages of the
+/// region (`mlock`) meanwhile: the kernel takes a lock that comes in that moment off the pages around
+/// the area, too, and leaves it in its count. Locks from before are taken off and set again; if the
+/// process may not lock so much any more, such an area fails as it is. No thread waits for the job. One that
 /// touches an area while its page tables are being made has a page fault, and a thread that faults
 /// or maps memory elsewhere may wait for the kernel's two calls for an area (0.1 to 0.3 ms each for
 /// 16 MB of base pages).

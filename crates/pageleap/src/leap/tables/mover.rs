@@ -159,7 +159,7 @@ impl TableMover {
                 continue;
             };
             let piece = Stretch { attributes, ..stretch.part(&pages) };
-            let step = self.renew(worker, level, &piece, effort, books);
+            let step = self.renew(worker, (level, is_unknown), &piece, effort, books);
             let reach = (level.reach_bytes() / region.page.bytes()) as u64;
             if step == AttemptResult::Refused(Call::Exchange, SPLIT)
                 && pages.end - pages.start > reach
@@ -168,16 +168,10 @@ impl TableMover {
                 let reaches = (pages.start..pages.end).step_by(reach as usize);
                 verdicts.extend(reaches.map(|first| {
                     let piece = piece.part(&(first..first + reach));
-                    let step = self.renew(worker, level, &piece, effort, books);
+                    let step = self.renew(worker, (level, is_unknown), &piece, effort, books);
                     (piece.pages, verdict(step))
                 }));
                 continue;
-            }
-            if is_unknown && step == AttemptResult::Migrated {
-                let (addr, len) = (region.addr(pages.start), region.bytes(pages.end - pages.start));
-                effort.count(Call::Populate);
-                // Entries that were not there have not come back. SAFETY: the pages are under way.
-                let _ = unsafe { region.backend.populate(addr, len, false) };
             }
             verdicts.push((pages, verdict(step)));
         }
@@ -189,7 +183,7 @@ impl TableMover {
     fn renew(
         &self,
         worker: &mut Worker,
-        level: PageTableLevel,
+        (level, is_unknown): (PageTableLevel, bool),
         stretch: &Stretch,
         effort: &mut Effort,
         books: Books<'_>,
@@ -212,52 +206,108 @@ impl TableMover {
         let agree = (addr ^ frames.alias).is_multiple_of(reach);
         assert!(addr.is_multiple_of(reach) && !agree, "page tables would move as they are");
         let span = Span { addr, len, prot: attributes.prot };
-        if attributes.locked {
-            effort.count(Call::Lock);
-            // SAFETY: the pages are under way, and get their lock again below.
-            if let Err(errno) = unsafe { backend.unlock(addr, len) } {
-                tell_lost(books, restore_attributes(backend, attributes, &span, true));
-                return AttemptResult::Refused(Call::Lock, errno);
-            }
-        }
         // A child would get the staging, with the access that it has from the region.
         let no_fork = (!attributes.dont_fork).then(forks::keep_away);
+        if let Err(errno) = self.take_lock_off(&span, attributes, effort, books) {
+            return AttemptResult::Refused(Call::Lock, errno);
+        }
+        let mut lost = Vec::new();
+        // Other threads may wait for this window, so the job's state is not touched in it.
+        let restore = |step, left| match left {
+            tables::Staging::Full if step == AttemptResult::Migrated => {
+                self.restore_from(&frames, &span, attributes, &mut lost);
+            }
+            _ => {
+                let is_anew = step == AttemptResult::Migrated && left == tables::Staging::Torn;
+                lost.push(restore_attributes(backend, attributes, &span, !is_anew));
+            }
+        };
         // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these
         // pages, the staging is this worker's, and the backend lives as long as the region. A lock
         // was taken off above.
-        let (step, left) = unsafe { tables::renew(&tools, &span, &frames, haste, effort) };
-        if no_fork.is_some() {
-            staging.hide(len);
-        }
+        let (step, left) = unsafe { tables::renew(&tools, &span, &frames, haste, effort, restore) };
+        // The program may have allowed children the region in the last moment.
+        staging.hide(len);
         drop(no_fork);
-        let range = addr..addr + len;
-        let readable = attributes.prot.readable();
+        for error in lost.into_iter().filter_map(Result::err) {
+            let text = "an attribute of a part of the region is lost";
+            books.warn_once(Warning::because(WarningKind::Attributes, text, &error));
+        }
+        if left == tables::Staging::Torn {
+            staging.mend(&frames, len);
+        }
+        self.note(level, (step, left), &span, effort, is_unknown);
+        step
+    }
+
+    /// Notes in the region's account which page tables a span has got.
+    fn note(
+        &self,
+        level: PageTableLevel,
+        (step, left): (AttemptResult, tables::Staging),
+        span: &Span,
+        effort: &mut Effort,
+        is_unknown: bool,
+    ) {
+        let region = self.region();
+        let range = span.addr..span.addr + span.len;
+        let readable = span.prot.readable();
         match (step, left) {
             // The file has been mapped, and this thread has filled all page tables.
             (AttemptResult::Migrated, tables::Staging::Full) => {
                 lock(&region.tables).mapped(&range, Some(self.to), readable);
             }
-            (AttemptResult::Migrated, _) => lock(&region.tables).renewed(level, &range, self.to),
+            (AttemptResult::Migrated, _) => {
+                let mut fill = || {
+                    effort.count(Call::Populate);
+                    // SAFETY: the pages are under way.
+                    unsafe { region.backend.populate(span.addr, span.len, false) }.is_ok()
+                };
+                // Entries that were not there have not come back.
+                let is_filled = !is_unknown || readable && fill();
+                let tables = &mut *lock(&region.tables);
+                match is_filled {
+                    true => tables.renewed(level, &range, self.to),
+                    false => tables.mapped(&range, None, false),
+                }
+            }
             // Threads that touch the pages make new page tables.
             (_, tables::Staging::Full) => lock(&region.tables).mapped(&range, None, readable),
             _ => {}
         }
-        let is_anew = step == AttemptResult::Migrated && left != tables::Staging::Empty;
-        match left {
-            tables::Staging::Full if is_anew => {
-                self.restore_from(&frames, &span, attributes, books);
-            }
-            _ => tell_lost(books, restore_attributes(backend, attributes, &span, !is_anew)),
+    }
+
+    /// Unlocks a span that is locked, if the process may lock it again.
+    fn take_lock_off(
+        &self,
+        span: &Span,
+        attributes: &Attributes,
+        effort: &mut Effort,
+        books: Books<'_>,
+    ) -> Result<(), Errno> {
+        if !attributes.locked {
+            return Ok(());
         }
-        if left == tables::Staging::Torn {
-            staging.mend(&frames, len);
-        }
-        step
+        let backend = self.backend();
+        effort.counters.calls[Call::Lock as usize] += 2;
+        // The kernel checks the same limit and privilege for pages that are locked already.
+        // SAFETY: the pages are under way, and stay locked.
+        unsafe { backend.lock(span.addr, span.len, attributes.lock_on_fault) }?;
+        // SAFETY: as above; they get their lock again.
+        unsafe { backend.unlock(span.addr, span.len) }.inspect_err(|_| {
+            tell_lost(books, restore_attributes(backend, attributes, span, true));
+        })
     }
 
     /// Gives a span that was mapped anew the attributes that its entries in the staging have. The
     /// program may have changed them since they were read.
-    fn restore_from(&self, staging: &Frames, span: &Span, known: &Attributes, books: Books<'_>) {
+    fn restore_from(
+        &self,
+        staging: &Frames,
+        span: &Span,
+        known: &Attributes,
+        lost: &mut Vec<Result<(), Error>>,
+    ) {
         let backend = self.backend();
         let waiting = staging.alias..staging.alias + span.len;
         let runs = backend.attributes(std::slice::from_ref(&waiting)).unwrap_or_else(|_| {
@@ -266,18 +316,15 @@ impl TableMover {
         for AttributeRun { start, end, attributes } in runs {
             let addr = span.addr + (start - waiting.start);
             let part = Span { addr, len: end - start, prot: attributes.prot };
-            let wanted = Attributes {
-                locked: known.locked,
-                lock_on_fault: known.lock_on_fault,
-                ..attributes
-            };
+            let Attributes { locked, lock_on_fault, .. } = *known;
+            let wanted = Attributes { locked, lock_on_fault, ..attributes };
             if part.prot != span.prot {
                 // SAFETY: the pages are under way.
                 let given = unsafe { backend.protect(part.addr, part.len, part.prot) };
                 let error = |errno| Error::call(Call::Protect, part.addr, part.len, errno);
-                tell_lost(books, given.map_err(error));
+                lost.push(given.map_err(error));
             }
-            tell_lost(books, restore_attributes(backend, &wanted, &part, false));
+            lost.push(restore_attributes(backend, &wanted, &part, false));
         }
     }
 }
@@ -389,6 +436,10 @@ fn verdict(step: AttemptResult) -> Verdict {
         AttemptResult::Refused(Call::Exchange, SPLIT) => Verdict::Left(Some(Reason::SharedTable)),
         // Repeating is in vain: the kernel moves no page tables, or a security module forbids it.
         AttemptResult::Refused(call, errno @ Errno(libc::EINVAL | libc::EPERM)) => {
+            Verdict::GivenUp(Reason::Refused(call, errno))
+        }
+        // The pages are locked, and the process may not lock so much any more.
+        AttemptResult::Refused(call @ Call::Lock, errno) => {
             Verdict::GivenUp(Reason::Refused(call, errno))
         }
         AttemptResult::Refused(call, errno) => Verdict::Refused(Reason::Refused(call, errno)),

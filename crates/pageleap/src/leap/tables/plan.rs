@@ -105,6 +105,8 @@ impl Plan {
         to: NodeId,
         anew: bool,
     ) -> Plan {
+        // Extents before the account, as everywhere.
+        let extents: Vec<_> = lock(&region.extents).within(pages).collect();
         let account = &*lock(&region.tables);
         let pages_of = |part: &Range<usize>| {
             region.pages(&(part.start - region.start..part.end - region.start))
@@ -133,7 +135,6 @@ impl Plan {
             parts.retain(|_| stretch.attributes.prot.readable());
             joined(parts, stretch)
         };
-        let extents: Vec<_> = lock(&region.extents).within(pages).collect();
         let lowest = PageTableLevel::of(region.page)[0];
         let mut plan = Plan { legs: Vec::new(), uppers: Vec::new(), left: Vec::new() };
         for extent in &extents {
@@ -145,13 +146,10 @@ impl Plan {
                 }
                 plan.leave(at..inner.start);
                 at = inner.end;
-                plan.add(to_move(lowest, &stretch), to_move(HIGHEST, &stretch), lowest, region);
-                let unknown = unknown(lowest, &stretch).into_iter();
-                plan.legs.extend(unknown.map(|stretch| Leg {
-                    level: lowest,
-                    stretch,
-                    is_unknown: true,
-                }));
+                let leg = |stretch, is_unknown| Leg { level: lowest, stretch, is_unknown };
+                let known = to_move(lowest, &stretch).into_iter().map(|part| leg(part, false));
+                let unknown = unknown(lowest, &stretch).into_iter().map(|part| leg(part, true));
+                plan.add(known.chain(unknown).collect(), to_move(HIGHEST, &stretch), region);
             }
             plan.leave(at..extent.pages.end);
         }
@@ -165,17 +163,12 @@ impl Plan {
     }
 
     /// Adds the legs of a stretch. `upper` are its parts whose pages of the highest level move.
-    pub(super) fn add(
-        &mut self,
-        lower: Vec<Stretch>,
-        upper: Vec<Stretch>,
-        lowest: PageTableLevel,
-        region: &RegionInner,
-    ) {
-        if lowest < HIGHEST {
+    pub(super) fn add(&mut self, lower: Vec<Leg>, upper: Vec<Stretch>, region: &RegionInner) {
+        if PageTableLevel::of(region.page)[0] < HIGHEST {
             for upper in upper.iter().flat_map(|part| each(part, region)) {
-                let meets = |leg: &Stretch| {
-                    leg.pages.start < upper.pages.end && upper.pages.start < leg.pages.end
+                let meets = |leg: &Leg| {
+                    leg.stretch.pages.start < upper.pages.end
+                        && upper.pages.start < leg.stretch.pages.end
                 };
                 match lower.iter().any(meets) {
                     true => {
@@ -187,8 +180,7 @@ impl Plan {
                 }
             }
         }
-        let leg = |stretch| Leg { level: lowest, stretch, is_unknown: false };
-        self.legs.extend(lower.into_iter().map(leg));
+        self.legs.extend(lower);
     }
 
     /// Refuses if the descriptor of a share of the pages has been closed.

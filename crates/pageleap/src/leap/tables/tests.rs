@@ -112,11 +112,11 @@ fn a_lock_stays_on_a_part_that_moves_and_around_it() {
     let scene = Scene::new(0, FailMode::Before);
     // SAFETY: pages of a region of the model that nothing else uses.
     unsafe { scene.model.lock(scene.start(), 6 * MB, false).unwrap() };
-    scene.region.move_page_tables(0..2 * MB, NodeId(1)).unwrap().wait();
+    scene.region.move_page_tables(2 * MB..4 * MB, NodeId(1)).unwrap().wait();
     let locked = (Prot::READ_WRITE, true, false, true);
     let kept = scene.pages().all(|page| scene.model.attributes_at(page) == Some(locked));
     assert!(kept, "an attribute is lost");
-    assert_eq!(scene.tables()[0], Some(1));
+    assert_eq!(scene.tables()[1], Some(1));
     scene.check_contents();
 }
 
@@ -207,8 +207,10 @@ fn the_second_level_moves_before_the_pages_that_it_points_to() {
     let stretch = |pages| Stretch { pages, share: share.clone(), first_frame: 100, attributes };
     let mut plan = Plan { legs: Vec::new(), uppers: Vec::new(), left: Vec::new() };
     // The PTEs of the second GB are there already.
-    let lower = vec![stretch(0..GB), stretch(2 * GB..2 * GB + 512)];
-    plan.add(lower, vec![stretch(0..3 * GB)], PageTableLevel::Pte, inner);
+    let leg =
+        |pages, is_unknown| Leg { level: PageTableLevel::Pte, stretch: stretch(pages), is_unknown };
+    let lower = vec![leg(0..GB, false), leg(2 * GB..2 * GB + 512, true)];
+    plan.add(lower, vec![stretch(0..3 * GB)], inner);
     let uppers: Vec<_> = plan.uppers.iter().map(|upper| upper.stretch.pages.clone()).collect();
     assert_eq!(uppers, [0..GB, 2 * GB..3 * GB]);
     assert_eq!(plan.uppers[1].stretch.first_frame, 100 + 2 * GB);
