@@ -28,8 +28,8 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "attributes-left-in-the-staging",
         file: MOVER,
-        find: "            tables::Staging::Full if is_anew => {\n                self.restore_from(&frames, &span, attributes, books);\n            }",
-        replace: "            tables::Staging::Full if is_anew => {}",
+        find: "self.restore_from(&frames, &span, attributes, &mut lost);",
+        replace: "lost.clear();",
         why: "a span that was mapped from its file after a refused call lacks the attributes that the program has set",
         claims: &["T3", "T4"],
         caught_by: Checker::Unit.says("an attribute is lost"),
@@ -37,8 +37,8 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "locks-that-move",
         file: MOVER,
-        find: "        if attributes.locked {\n            effort.count(Call::Lock);",
-        replace: "        if false {\n            effort.count(Call::Lock);",
+        find: "if !attributes.locked {\n            return Ok(());",
+        replace: "if true {\n            return Ok(());",
         why: "the kernel takes the lock off the pages around the area",
         claims: &["T3"],
         caught_by: Checker::Unit.says("an attribute is lost"),
