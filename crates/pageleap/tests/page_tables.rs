@@ -430,7 +430,8 @@ fn the_account_agrees_with_the_kernel_for_transparent_huge_pages() {
 /// after the first. Returns the last ones.
 fn write(region: &Region, writer: usize, begun: &Barrier, stop: &AtomicBool) -> Vec<u64> {
     let words = region.atomics_u64(0..region.len()).unwrap();
-    let mut last = vec![0; words.len() / WRITERS];
+    // Touched now: page tables of this memory would count, too.
+    let mut last = vec![NEVER; words.len() / WRITERS];
     let mut random = Random::new(writer as u64 + 1);
     for value in 1.. {
         if stop.load(Relaxed) {
@@ -447,6 +448,8 @@ fn write(region: &Region, writer: usize, begun: &Barrier, stop: &AtomicBool) -> 
 }
 
 const WRITERS: usize = 2;
+/// In place of the last value of a word that nobody has written.
+const NEVER: u64 = u64::MAX;
 
 #[test]
 fn page_tables_move_between_all_pairs_of_nodes_under_writers() {
@@ -485,16 +488,19 @@ fn page_tables_move_between_all_pairs_of_nodes_under_writers() {
                 let wanted = 32 * (i64::from(node == to) - i64::from(node == from));
                 let found = after[&node] - pages;
                 let what = format!("from {from} to {to}: {found} pages more on {node}");
-                assert!((found - wanted).abs() <= STRAY, "{what} instead of {wanted}");
+                assert!((found - wanted).abs() <= 2 * STRAY, "{what} instead of {wanted}");
             }
         }
         drop(stop_all);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
     });
     let words = region.atomics_u64(0..BYTES).unwrap();
-    let value = |i: usize| last[i % WRITERS][i / WRITERS];
+    let value = |i: usize| match last[i % WRITERS][i / WRITERS] {
+        NEVER => 0,
+        value => value,
+    };
     let lost = words.iter().enumerate().filter(|(i, word)| word.load(Relaxed) != value(*i)).count();
-    let written = last.iter().flatten().filter(|value| **value > 0).count();
+    let written = last.iter().flatten().filter(|value| **value != NEVER).count();
     assert_eq!(lost, 0, "LOST {lost} of {written} words");
     kept.check(&region);
 }
