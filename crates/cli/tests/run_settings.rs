@@ -91,8 +91,6 @@ fn settings_of_the_machine_are_put_back_however_the_runs_end() {
     let line = "exec setpriv --reuid 65534 --clear-groups sh -c 'echo $$; exec sleep 1000'";
     let mut job = Job::start(pageleap(&[&flags[..], &["sh", "-c", line]].concat()));
     let program = job.program;
-    job.signal(libc::SIGKILL);
-    assert_eq!(job.end(), (None, Some(libc::SIGKILL)));
     let list = || {
         let restore =
             Command::new(env!("CARGO_BIN_EXE_pageleap")).args(["restore", "--list"]).output();
@@ -102,9 +100,14 @@ fn settings_of_the_machine_are_put_back_however_the_runs_end() {
         let text = list();
         text.lines().find(|line| line.contains(BALANCING)).map(str::to_owned)
     };
+    // The parent notes the program as a user of the value after it has started it.
+    let its_name = format!("sh ({program})");
+    soon(|| list().contains(&its_name));
+    job.signal(libc::SIGKILL);
+    assert_eq!(job.end(), (None, Some(libc::SIGKILL)));
     // The keeper of the parent has dropped the parent.
     soon(|| row().is_some_and(|row| !row.contains("ended")));
-    assert!(row().unwrap().contains(&format!("sh ({program})")));
+    assert!(row().unwrap().contains(&its_name));
     assert_eq!(balancing(), other);
     // SAFETY: the call takes no pointers.
     assert_eq!(unsafe { libc::kill(program, libc::SIGKILL) }, 0);
