@@ -104,9 +104,20 @@ impl Listed {
         start: usize,
         len: usize,
     ) -> Self {
+        Listed::view(list, backend, start, len, start)
+    }
+
+    /// Adds a range that maps the same memory as the range at `home`.
+    pub(crate) fn view(
+        list: &'static AddressRanges,
+        backend: &dyn Backend,
+        start: usize,
+        len: usize,
+        home: usize,
+    ) -> Self {
         let list = backend.is_host_memory().then_some(list);
         if let Some(list) = list {
-            list.add(start, len);
+            list.add(start, len, home);
         }
         Listed { list, start, process: std::process::id() }
     }
@@ -131,6 +142,8 @@ struct Block {
     end: [AtomicUsize; BLOCK],
     /// The process that added the entry: a child made by `fork` has the list, but not the memory.
     process: [AtomicU32; BLOCK],
+    /// The first address of the region, if the range is a view of it; else the range's own.
+    home: [AtomicUsize; BLOCK],
     next: AtomicPtr<Block>,
 }
 
@@ -140,12 +153,14 @@ impl Block {
             start: [const { AtomicUsize::new(0) }; BLOCK],
             end: [const { AtomicUsize::new(0) }; BLOCK],
             process: [const { AtomicU32::new(0) }; BLOCK],
+            home: [const { AtomicUsize::new(0) }; BLOCK],
             next: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
-    fn set(&self, i: usize, start: usize, len: usize) {
+    fn set(&self, i: usize, start: usize, len: usize, home: usize) {
         self.start[i].store(start, Ordering::Relaxed);
+        self.home[i].store(home, Ordering::Relaxed);
         self.process[i].store(std::process::id(), Ordering::Relaxed);
         self.end[i].store(start + len, Ordering::Release);
     }
@@ -172,18 +187,18 @@ impl AddressRanges {
     }
 
     /// Adds a range of this process.
-    fn add(&self, start: usize, len: usize) {
+    fn add(&self, start: usize, len: usize, home: usize) {
         let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut last = &self.first;
         for block in self.blocks() {
             last = block;
             if let Some(i) = block.end.iter().position(|end| end.load(Ordering::Relaxed) == 0) {
-                block.set(i, start, len);
+                block.set(i, start, len, home);
                 return;
             }
         }
         let block = Block::new();
-        block.set(0, start, len);
+        block.set(0, start, len, home);
         last.next.store(Box::leak(Box::new(block)), Ordering::Release);
     }
 
@@ -201,11 +216,20 @@ impl AddressRanges {
         }
     }
 
-    /// Whether `addr` lies in one of the ranges. Async-signal-safe. While another thread reuses an
-    /// entry the answer may be "yes" by mistake, which costs one question to the kernel. The answer
-    /// is never "no" for a range that is in the list during the whole call.
-    pub(crate) fn contains(&self, addr: usize) -> bool {
-        self.overlapping(addr, 1).next().is_some()
+    /// The address in a region that maps the same byte as `addr`, which may lie in the region or in a view
+    /// of it; `None` if `addr` lies in none of the ranges. Async-signal-safe. While another thread reuses
+    /// an entry, the answer may be an address by mistake, which costs one question to the kernel. It is
+    /// never `None`, or the address of another range, for a range that is in the list during the whole
+    /// call.
+    pub(crate) fn home_of(&self, addr: usize) -> Option<usize> {
+        let process = std::process::id();
+        // A child made by `fork` may have memory of its own where an entry of its parent's lies.
+        let is_own =
+            |(block, i): &(&Block, usize)| block.process[*i].load(Ordering::Relaxed) == process;
+        let found = self.overlapping(addr, 1).find(is_own);
+        let (block, i) = found.or_else(|| self.overlapping(addr, 1).next())?;
+        let [start, home] = [&block.start, &block.home].map(|all| all[i].load(Ordering::Relaxed));
+        Some(home.wrapping_add(addr.wrapping_sub(start)))
     }
 
     /// Whether `[addr, addr + len)` overlaps a range of this process.
@@ -247,23 +271,27 @@ mod tests {
     fn region_ranges_are_found_until_removed_beyond_one_block() {
         static RANGES: AddressRanges = AddressRanges::new();
         let ranges = &RANGES;
+        let contains = |addr| ranges.home_of(addr) == Some(addr);
+        let home = |addr| ranges.home_of(addr);
         for i in 1..=3 * BLOCK {
-            ranges.add(i * 0x10000, 0x1000);
+            ranges.add(i * 0x10000, 0x1000, i * 0x10000);
         }
-        assert!(ranges.contains(0x10000) && ranges.contains(3 * BLOCK * 0x10000 + 0xfff));
-        assert!(!ranges.contains(0x10000 - 1) && !ranges.contains(0x11000));
+        assert!(contains(0x10000) && contains(3 * BLOCK * 0x10000 + 0xfff));
+        assert!(!contains(0x10000 - 1) && !contains(0x11000));
         ranges.remove(2 * BLOCK * 0x10000);
-        assert!(!ranges.contains(2 * BLOCK * 0x10000));
-        ranges.add(0x5000_0000, 0x1000);
-        assert!(ranges.contains(0x5000_0fff), "a freed entry is used again");
-        assert_eq!(ranges.blocks().count(), 3);
+        assert!(!contains(2 * BLOCK * 0x10000));
+        ranges.add(0x5000_0000, 0x1000, 0x5000_0000);
+        assert!(contains(0x5000_0fff), "a freed entry is used again");
+        ranges.add(0x7000_0000, 0x1000, 0x5000_0000);
+        assert_eq!((home(0x7000_0123), home(0x7000_1000)), (Some(0x5000_0123), None));
+        assert_eq!(ranges.blocks().count(), 4);
         assert!(ranges.overlaps(0x5000_0fff, 0x10000) && ranges.overlaps(0x4fff_f000, 0x1001));
         assert!(!ranges.overlaps(0x4fff_f000, 0x1000) && !ranges.overlaps(0x5000_1000, usize::MAX));
         // An entry as a forked child has it from its parent.
         let (block, i) = ranges.overlapping(0x5000_0000, 1).next().unwrap();
         block.process[i].store(0, Ordering::Relaxed);
-        assert!(!ranges.overlaps(0x5000_0000, 1) && ranges.contains(0x5000_0000));
+        assert!(!ranges.overlaps(0x5000_0000, 1) && contains(0x5000_0000));
         ranges.remove(0x5000_0000);
-        assert!(ranges.contains(0x5000_0000), "another process' entry was removed");
+        assert!(contains(0x5000_0000), "another process' entry was removed");
     }
 }

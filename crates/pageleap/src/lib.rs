@@ -108,5 +108,5 @@ pub use {
     leap::{COPY_METHODS, DEFAULT_AREA_BYTES, Migration, MigrationContext, PageTableMigration},
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},
-    region::{PageTableCounts, PageTableLevel, PinGuard, Plain, Region},
+    region::{PageTableCounts, PageTableLevel, PinGuard, Plain, Region, View},
 };

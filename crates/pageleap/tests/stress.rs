@@ -4,7 +4,8 @@
 //! Each writer owns some words of the region, writes rising values to them in random order, and
 //! keeps a shadow of each word. One writer lets the kernel write (`read(2)`). Readers check that no
 //! word ever falls back. A bystander maps and faults memory outside the region. After each leap the
-//! kernel's view is checked. At the end each word must equal its shadow.
+//! kernel's view is checked. At the end each word must equal its shadow. Where the region has views,
+//! each thread uses another mapping of it.
 //!
 //! `PAGELEAP_STRESS_SECONDS` sets the duration of each case. A lost write is reported with the word
 //! LOST.
@@ -23,7 +24,8 @@ use std::time::{Duration, Instant};
 use calls::pipe;
 use common::{
     Kept, Place, Random, StopOnDrop, each_place_once, engines_for, in_lab, nodes, places,
-    pool_mappings, pools, skip, skip_page_size, soon, stress_seconds, surprises, turn, works,
+    places_in, pool_mappings, pools, skip, skip_page_size, soon, stress_seconds, surprises, turn,
+    works, works_for,
 };
 use load::{bystander, word_of};
 use pageleap::{
@@ -47,6 +49,17 @@ struct Case {
     pause: u32,
     /// Percentage of the writes that go to the first 3.125 % of the region.
     skew: u64,
+    /// How many views the region has.
+    views: usize,
+}
+
+/// The words of the region, through the region itself or one of its views: threads take turns.
+fn words_of(region: &Region, thread: usize) -> &[AtomicU64] {
+    let views = region.views();
+    match thread % (1 + views.len()) {
+        0 => region.atomics_u64(0..region.len()).unwrap(),
+        view => views[view - 1].atomics_u64(0..region.len()).unwrap(),
+    }
 }
 
 /// Results of the thread that lets the kernel write.
@@ -58,7 +71,7 @@ struct KernelWrites {
 
 /// Writes rising values. Returns the shadow.
 fn user_writer(region: &Region, owner: usize, case: &Case, stop: &AtomicBool) -> Vec<u64> {
-    let words = region.atomics_u64(0..case.bytes).unwrap();
+    let words = words_of(region, owner);
     let mut shadow = vec![0u64; words.len()];
     let mut random = Random::new(owner as u64 + 1);
     let mut value = 0;
@@ -82,7 +95,7 @@ fn kernel_writer(
     stop: &AtomicBool,
     seen: &KernelWrites,
 ) -> Vec<u64> {
-    let words = region.atomics_u64(0..case.bytes).unwrap();
+    let words = words_of(region, owner);
     let mut shadow = vec![0u64; words.len()];
     let mut random = Random::new(99);
     let (from, to) = pipe();
@@ -112,11 +125,15 @@ fn kernel_writer(
 }
 
 /// Checks that words never fall back.
-fn reader(region: &Region, seed: u64, case: &Case, stop: &AtomicBool) {
-    let words = region.atomics_u64(0..case.bytes).unwrap();
-    let mut seen = vec![0u64; words.len()];
+fn reader(region: &Region, seed: u64, stop: &AtomicBool) {
+    let mut seen = vec![0u64; region.len() / 8];
     let mut random = Random::new(seed);
-    while !stop.load(Ordering::Relaxed) {
+    for turn in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        // A value that one mapping has shown must not be older in the next.
+        let words = words_of(region, turn);
         for _ in 0..1000 {
             let at = random.below(words.len() as u64) as usize;
             if at % OWNERS == WRITERS {
@@ -149,6 +166,11 @@ fn check_kernels_view(
         );
     }
     let places = places(region);
+    for view in region.views() {
+        let first = view.as_ptr().as_ptr() as usize;
+        let of_view = places_in(first..first + region.len(), region.page_size().bytes());
+        assert!(of_view == places, "{view:?} maps other frames");
+    }
     each_place_once(&places);
     assert!(places.iter().all(Option::is_some), "a page has no frame");
     if moved_all {
@@ -201,7 +223,7 @@ fn under_load<T>(
         for seed in 0..READERS {
             scope.spawn(move || {
                 go();
-                reader(region, 1000 + seed as u64, case, stop);
+                reader(region, 1000 + seed as u64, stop);
             });
         }
         scope.spawn(move || {
@@ -222,6 +244,7 @@ fn under_load<T>(
 /// Runs a case: leaps under load, and checks.
 fn run(case: Case, pools: [Pool; 2]) {
     let region = Region::new(&pools[0], case.bytes).unwrap();
+    region.replicate(std::iter::repeat_n(nodes()[1], case.views)).unwrap();
     let total_free = pools[0].free_bytes() + pools[1].free_bytes();
     let kernel = KernelWrites::default();
     let mut total = Total::default();
@@ -381,10 +404,11 @@ fn check_writes(
     let efaults = kernel.efaults.load(Ordering::Relaxed);
     let Total { leaps, stopped, disturbed, holds, bytes_recopied, longest_wait_ns } = total;
     eprintln!(
-        "  {engine}, {} pages, pause {}, skew {} %: {leaps} leaps ({stopped} stopped), \
+        "  {engine}, {} pages, {} views, pause {}, skew {} %: {leaps} leaps ({stopped} stopped), \
          {writes} writes ({} by read(2), {efaults} EFAULT), {disturbed} disturbed copies, \
          {} KB copied again, {holds} holds, longest wait {} us",
         case.page,
+        case.views,
         case.pause,
         case.skew,
         kernel.done.load(Ordering::Relaxed),
@@ -409,7 +433,7 @@ fn no_write_is_lost() {
             continue;
         }
         for (pause, skew) in [(0, 0), (200, 0), (0, 75)] {
-            let case = Case { engine, page: PageSize::Base, bytes, pause, skew };
+            let case = Case { engine, page: PageSize::Base, bytes, pause, skew, views: 0 };
             run(case, pools(PageSize::Base, bytes as u64).unwrap());
         }
     }
@@ -420,7 +444,8 @@ fn no_write_is_lost_while_only_page_tables_move() {
     let _turn = turn();
     let bytes = if in_lab() { 4 << 20 } else { 34 << 20 };
     for (pause, skew) in [(0, 0), (200, 75)] {
-        let case = Case { engine: EngineChoice::Auto, page: PageSize::Base, bytes, pause, skew };
+        let case =
+            Case { engine: EngineChoice::Auto, page: PageSize::Base, bytes, pause, skew, views: 0 };
         let [pool, _] = pools(PageSize::Base, bytes as u64).unwrap();
         run_page_tables(case, pool);
     }
@@ -435,8 +460,34 @@ fn no_write_is_lost_on_huge_pages() {
         .flat_map(|page| engines_for(page).into_iter().map(move |e| (page, e)))
     {
         match pools(page, bytes as u64) {
-            Ok(pools) => run(Case { engine, page, bytes, pause: 0, skew: 0 }, pools),
+            Ok(pools) => run(Case { engine, page, bytes, pause: 0, skew: 0, views: 0 }, pools),
             Err(error) => skip_page_size("no_write_is_lost_on_huge_pages", page, error),
+        }
+    }
+}
+
+/// A leap closes all mappings of an area, so no write through any of them is lost, and no reader sees
+/// an old value after a new one.
+#[test]
+fn no_write_through_a_view_is_lost() {
+    let _turn = turn();
+    let name = "no_write_through_a_view_is_lost";
+    for (page, pause, views) in [
+        (PageSize::Base, 0, 2),
+        (PageSize::Base, 200, 1),
+        (PageSize::Thp, 0, 2),
+        (PageSize::Huge2M, 0, 2),
+    ] {
+        if !works_for(Engine::StopCopy.into(), page) {
+            skip(&format!("{name} ({page})"), &"the engine stop-copy does not work here");
+            continue;
+        }
+        let small = if in_lab() { 4 << 20 } else { 16 << 20 };
+        let bytes = if page == PageSize::Base { small } else { 32 << 20 };
+        let engine = EngineChoice::Auto;
+        match pools(page, bytes as u64) {
+            Ok(pools) => run(Case { engine, page, bytes, pause, skew: 0, views }, pools),
+            Err(error) => skip_page_size(name, page, error),
         }
     }
 }

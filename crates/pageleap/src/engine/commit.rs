@@ -320,13 +320,21 @@ pub(crate) unsafe fn map_again<T>(
 /// thread that is making a pool or a region, and that thread unmaps them again.
 const FOREIGN_LOOKS: u64 = 100;
 
+/// Whether so many refused calls have found that another owner's mapping lies in a hole, or that the
+/// kernel forbids the call.
+pub(super) fn is_foreign_for_long(refusals: u64) -> bool {
+    refusals > FOREIGN_LOOKS
+}
+
 /// Ends the process, because a failed call has left a hole in a region that cannot be filled. With
-/// EEXIST another thread has mapped memory there, and both would write to the same addresses.
+/// EEXIST another thread has mapped memory there, and both would write to the same addresses. With
+/// EPERM or EACCES the kernel forbids the mapping of a view, after the region has got other frames.
 /// Otherwise the file's descriptor has been closed, and the kernel refuses to move the alias's
-/// mapping.
-fn end_process(errno: Errno) -> ! {
+/// mapping, or a view needs the file.
+pub(super) fn end_process(errno: Errno) -> ! {
     let words: &[u8] = match errno {
         Errno(libc::EEXIST) => b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n",
+        Errno(libc::EPERM | libc::EACCES) => b"pageleap: the kernel forbids to map a view of a region whose pages have moved; ending the process\n",
         _ => b"pageleap: other code has closed a descriptor of pageleap's while a system call had failed in a region; ending the process\n",
     };
     // SAFETY: plain system calls on a constant.

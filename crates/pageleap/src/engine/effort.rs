@@ -126,6 +126,18 @@ pub(crate) enum Parked {
     Failed,
 }
 
+/// The state in which an attempt leaves the views of the span.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ViewsLeft {
+    /// Their page tables are as before.
+    #[default]
+    Untouched,
+    /// They map the old frames. Their page tables were dropped, and filled again.
+    Dropped,
+    /// They map the new frames.
+    Mapped,
+}
+
 /// The state in which an attempt leaves the span and the two aliases.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AfterState {
@@ -134,6 +146,9 @@ pub(crate) struct AfterState {
     /// The kernel refused the exchange without side effect, and will refuse it again, so later
     /// attempts map the file instead.
     pub(crate) exchange_unsupported: bool,
+    pub(crate) views: ViewsLeft,
+    /// A bit for each view whose page tables have perhaps not come from its node.
+    pub(crate) unasked_views: u64,
     /// The span may have lost its lock (`mlock`), and the caller has to set the lock again.
     pub(crate) unlocked: bool,
     /// Unless it is mapped anew, the span may have MADV_NOHUGEPAGE, which its user did not set, and

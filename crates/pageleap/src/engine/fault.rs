@@ -86,13 +86,15 @@ unsafe extern "C" fn on_sigsegv(
     unsafe {
         let errno = *libc::__errno_location();
         let (code, addr) = ((*info).si_code, (*info).si_addr() as usize);
-        let ours = matches!(code, SEGV_MAPERR | SEGV_ACCERR)
-            && REGIONS.contains(addr)
-            && match access(code, context) {
-                Access::Load => with_own_mask(|| resolve(addr, Advice::PopulateRead)),
-                Access::Store => with_own_mask(|| resolve(addr, Advice::PopulateWrite)),
-                Access::Other => false,
-            };
+        let home = match code {
+            SEGV_MAPERR | SEGV_ACCERR => REGIONS.home_of(addr),
+            _ => None,
+        };
+        let ours = home.is_some_and(|home| match access(code, context) {
+            Access::Load => with_own_mask(|| resolve(addr, home, Advice::PopulateRead)),
+            Access::Store => with_own_mask(|| resolve(addr, home, Advice::PopulateWrite)),
+            Access::Other => false,
+        });
         *libc::__errno_location() = errno;
         if !ours {
             chain(signal, info, context);
@@ -138,8 +140,8 @@ fn set_mask(new: u64) -> u64 {
 }
 
 /// Waits for the migration that made an access fault, or interrupts it. Returns `false` if no
-/// migration was the cause.
-fn resolve(addr: usize, probe: Advice) -> bool {
+/// migration was the cause. `home` is the address in the region, if `addr` lies in a view of it.
+fn resolve(addr: usize, home: usize, probe: Advice) -> bool {
     let entered = monotonic_ns();
     let page = addr & !(BASE_PAGE - 1);
     // SAFETY: the page lies in a region; populating it changes neither contents nor access.
@@ -155,7 +157,7 @@ fn resolve(addr: usize, probe: Advice) -> bool {
     // such memory for writing only.
     let accessible =
         || populates(probe) || probe == Advice::PopulateRead && populates(Advice::PopulateWrite);
-    let verdict = SLOTS.resolve(addr, &accessible, &mut |slot| {
+    let verdict = SLOTS.resolve(home, &accessible, &mut |slot| {
         slot.waits.record(monotonic_ns().saturating_sub(entered));
     });
     verdict == FaultVerdict::Retry

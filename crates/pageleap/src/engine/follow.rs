@@ -16,9 +16,10 @@
 
 use std::ops::Range;
 
-use super::commit::{AttemptResult, erase, persist};
+use super::commit::{AttemptResult, erase};
 use super::effort::{Effort, Parked};
 use super::slot::Span;
+use super::views::{let_go, wake};
 use super::{Following, Tools, Work};
 use crate::backend::{Advice, Call, Errno, Haste, PageRegion, page_is};
 use crate::sync::monotonic_ns;
@@ -321,29 +322,12 @@ impl Attempt<'_> {
     /// The span maps its old frames, with or without page tables.
     unsafe fn let_go(&self, effort: &mut Effort) {
         let Span { addr, len, .. } = self.work.span;
-        let (backend, tracker) = (self.tools.backend, self.following.tracker);
-        effort.count(Call::Untrack);
-        // SAFETY: forwarded to the caller.
-        persist(effort, |refusals| match unsafe { backend.untrack(tracker, addr, len) } {
-            Ok(()) => Some(()),
-            // EINVAL is no shortage, so it will not go away: nothing is registered.
-            Err(Errno(libc::EINVAL)) if refusals > 8 => Some(()),
-            // Other code has closed the userfaultfd, which ended its registrations.
-            Err(_) if !tracker.has_faults() => Some(()),
-            Err(_) => None,
-        });
-        self.wake(effort);
+        let_go(self.tools.backend, self.following.tracker, (addr, len), effort);
     }
 
     fn wake(&self, effort: &mut Effort) {
         let Span { addr, len, .. } = self.work.span;
-        effort.count(Call::Wake);
-        let (backend, tracker) = (self.tools.backend, self.following.tracker);
-        // Closing the userfaultfd has woken all threads.
-        persist(effort, |_| {
-            let woken = backend.wake(tracker, addr, len);
-            (woken.is_ok() || !tracker.has_faults()).then_some(())
-        });
+        wake(self.tools.backend, self.following.tracker, (addr, len), effort);
     }
 }
 
@@ -380,13 +364,23 @@ pub(super) unsafe fn attempt(
         return AttemptResult::Refused(Call::Track, errno);
     }
     // SAFETY: forwarded to the caller.
+    if let Err((call, errno)) = unsafe { at.track_views(effort) } {
+        way.end(at);
+        // SAFETY: nothing has been closed; the span maps its old frames.
+        unsafe { at.let_go(effort) };
+        return AttemptResult::Refused(call, errno);
+    }
+    // SAFETY: forwarded to the caller.
     let copied = if way.copies_beside(at) { unsafe { copy(way, at, effort) } } else { Ok(()) };
     // SAFETY: forwarded to the caller.
     let ready = copied.and_then(|()| unsafe { way.prepare(at, effort) });
     if let Err((call, errno)) = ready {
         way.end(at);
         // SAFETY: nothing has been closed; the span maps its old frames.
-        unsafe { at.let_go(effort) };
+        unsafe {
+            at.let_go(effort);
+            at.reopen_views(effort);
+        }
         return AttemptResult::Refused(call, errno);
     }
     // If a call that replaces a mapping fails half-way, threads that fault in the hole wait for the
@@ -406,6 +400,8 @@ pub(super) unsafe fn attempt(
                 effort.counters.waiters = backend.count_waiting(following.tracker);
             }
             at.wake(effort);
+            // SAFETY: the engine has closed the views, and the span maps the new frames.
+            unsafe { at.open_views(effort) };
             AttemptResult::Migrated
         }
         Err((call, errno)) => {
@@ -416,8 +412,11 @@ pub(super) unsafe fn attempt(
             if effort.after.parked != Parked::No {
                 effort.after.parked = Parked::Failed;
             }
-            // SAFETY: the span maps its old frames, with or without page tables.
-            unsafe { at.let_go(effort) };
+            // SAFETY: the span maps its old frames, with or without page tables, and so do the views.
+            unsafe {
+                at.let_go(effort);
+                at.reopen_views(effort);
+            }
             AttemptResult::Refused(call, errno)
         }
     };

@@ -9,6 +9,7 @@
 //!   that have a tracker.
 //! * [`commit`]: maps the new frames; repeats calls that must not be given up.
 //! * [`tables`]: new page tables for frames that stay.
+//! * [`views`]: closes and opens the further mappings of a span.
 //! * [`effort`]: an attempt's counters for the job, and the after-state for the mover's repairs.
 //! * [`slot`], [`fault`], [`waits`]: the state of an attempt, the SIGSEGV handler that reads it,
 //!   and how long threads waited.
@@ -38,6 +39,7 @@ pub(crate) mod slot;
 mod stop_copy;
 #[cfg(not(loom))]
 pub(crate) mod tables;
+pub(crate) mod views;
 pub(crate) mod waits;
 mod wp_sync;
 
@@ -54,6 +56,7 @@ use commit::{Arrival, AttemptResult};
 use crew::Piece;
 use effort::{AfterState, Counters, Effort, Parked};
 use slot::{Slot, Span};
+use views::Views;
 
 /// An engine: a method of moving pages of regions to other frames. Memory that no pool owns has
 /// methods of its own ([`MemoryEngine`](crate::MemoryEngine)).
@@ -527,6 +530,8 @@ pub(crate) struct Work {
     pub(crate) old: Frames,
     /// The frames that the span is to map.
     pub(crate) new: Frames,
+    /// The views of the span. Only `stop-copy` closes them.
+    pub(crate) views: Views,
     pub(crate) page: PageSize,
     /// Whether the user has locked the span (`mlock`). A lock moves along with page tables, and an
     /// alias must not get it, because it would count against RLIMIT_MEMLOCK.
@@ -609,6 +614,7 @@ pub(crate) struct AttemptEnd {
 /// call. If the engine follows writes, the user may write to the span, and another thread reads the
 /// messages of the tracker as far as the engine needs it.
 pub(crate) unsafe fn attempt(engine: Engine, tools: &Tools<'_>, work: &Work) -> AttemptEnd {
+    debug_assert!(work.views.is_empty() || engine == Engine::StopCopy, "{engine} closes no views");
     let mut effort = Effort::default();
     // SAFETY: forwarded to the caller.
     let step = unsafe {

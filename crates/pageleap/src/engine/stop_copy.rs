@@ -19,6 +19,9 @@
 //! contents, and a thread that touches the area waits as above. The alias of the old frames keeps
 //! page tables of its own.
 //!
+//! A region may have *views*, further mappings of its frames. This engine closes them before the span,
+//! so it is the only one that moves such regions ([`views`](super::views)).
+//!
 //! The engine promises: system calls that read or write the area do not fail because of a leap
 //! (FUTEX_WAKE_OP may). It needs Linux 5.14, and a userfaultfd that can make the kernel's own
 //! accesses wait.
@@ -66,8 +69,9 @@ impl Way for StopCopy {
     ) -> Result<(), Refusal> {
         let Work { span: Span { len, prot, .. }, old, new, .. } = *at.work;
         let backend = at.tools.backend;
-        // SAFETY: the span is published, and registered.
+        // SAFETY: the span is published, and registered, as its views are.
         unsafe {
+            at.close_views(effort)?;
             if at.work.page.is_hugetlb() { at.drop_tables(effort) } else { at.freeze(effort) }
         }?;
         let from = monotonic_ns();

@@ -188,6 +188,11 @@ pub(super) fn mapping_headroom(
         legs: claimed.iter().map(Claimed::leg_count).sum(),
         in_parts: None,
     };
+    // Views are cut in the same way as the region.
+    let views = |one: &Claimed| one.claim.region().view_count();
+    let most_views = claimed.iter().map(views).max().unwrap_or(0);
+    demand.always += 2 * threads * most_views;
+    demand.legs += claimed.iter().map(|one| one.leg_count() * views(one)).sum::<usize>();
     // A look at attributes duplicates so many mappings at most, for a moment. One of them is among
     // those counted already.
     demand.always += demand.legs.min(MOST_DUPLICATES).saturating_sub(1);
@@ -196,7 +201,7 @@ pub(super) fn mapping_headroom(
         // Regions that have leapt before have these mappings already.
         let (blocks, apart) = mappings_apart(&pages);
         demand.always += (blocks as usize).saturating_sub(observe::pool_mapping_count()?);
-        demand.always += apart as usize;
+        demand.always += apart as usize * (1 + most_views);
     } else {
         let parts = claimed.iter().map(|one| {
             let end = |leg: &Leg| leg.to_frame + (leg.pages.end - leg.pages.start);

@@ -15,16 +15,16 @@ use crate::backend::{Call, Haste, Mapping};
 use crate::engine::commit::{Source, map_again};
 use crate::engine::effort::Counters;
 use crate::engine::slot::{Slot, Span};
+use crate::engine::views::map_view_again;
 use crate::job::books::Books;
 use crate::job::report::{Warning, WarningKind};
 use crate::observe::Attributes;
 use crate::pool::{Run, Share};
+use crate::region::{HUGETLB_BLOCK, RegionInner};
 use crate::sync::{Mutex, lock, monotonic_ns};
 
-/// Pages of a block, and its alignment in pages. 128 pages of 2 MB are 256 MB, so a TB takes 4096
-/// mappings of the 65,530 that a process has by default (`vm.max_map_count`), and a window takes
-/// some 250 us.
-const BLOCK: u64 = 128;
+/// Pages of a block, and its alignment in pages. A window takes some 250 us.
+const BLOCK: u64 = HUGETLB_BLOCK;
 
 /// The most pages that wait for their neighbours, each in a mapping of its own. Beyond that, blocks
 /// are joined before they are complete.
@@ -226,6 +226,7 @@ impl Joiner {
                 for (mapping, attributes) in looks.to_join(site.backend(), leg, &mapping) {
                     whole &= self.join_mapping(with, &attributes, (&mapping, &leg.to));
                 }
+                join_views(with, region, &mapping);
             }
         }
         whole
@@ -265,6 +266,23 @@ impl Joiner {
         }
         tell_lost(books, restored);
         joined.is_ok()
+    }
+}
+
+/// Makes one mapping of a block in each view.
+fn join_views(
+    Joining { site, slot, books, .. }: Joining<'_>,
+    region: &RegionInner,
+    mapping: &Mapping,
+) {
+    let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
+    let views = region.views_at(mapping.addr - region.start);
+    for view in views.as_slice() {
+        let mut counters = Counters::default();
+        let frames = (mapping.file, mapping.offset);
+        // SAFETY: the block is claimed, and the view maps exactly these frames already.
+        unsafe { map_view_again(&site.tools(slot), &span, *view, frames, &mut counters) };
+        books.add(&counters);
     }
 }
 

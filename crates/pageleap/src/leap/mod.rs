@@ -25,6 +25,7 @@ mod threads;
 mod tracker;
 mod trackers;
 mod under_way;
+mod views;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -348,6 +349,9 @@ impl<'a> Migration<'a> {
         let (backend, page) = self.check_arguments()?;
         let handler = if backend.is_host_memory() { fault::ensure_installed() } else { Ok(()) };
         let mut claimed = self.claim_all()?;
+        // The claims keep the views as they are.
+        let has_views = claimed.iter().any(|one| one.claim.region().view_count() > 0);
+        let choice = if has_views { views::engine(self.engine)? } else { self.engine };
         legs::check_descriptors(&claimed)?;
         let nodes: BTreeSet<NodeId> = claimed.iter().flat_map(Claimed::nodes).collect();
         if let Some(node) = nodes.iter().find(|node| !backend.allows_node(node.0)) {
@@ -371,13 +375,14 @@ impl<'a> Migration<'a> {
             Some(context) => context.tracker(&backend, ability),
             None => OpenTracker::new(&backend, ability),
         };
-        let chosen = choice::for_job(self.engine, page, &handler, open)?;
+        let chosen = choice::for_job(choice, page, &handler, open);
+        let chosen = if has_views { views::chosen(chosen)? } else { chosen? };
         let engine = chosen.engine;
-        if let (Err(error), true) = (handler, self.engine == EngineChoice::Auto) {
+        if let (Err(error), true) = (handler, choice == EngineChoice::Auto) {
             let text = "areas that only the engine mprotect could move will stay where they are";
             warnings.push(Warning::because(WarningKind::NoFaultHandler, text, &error));
         }
-        if engine.signals() && self.engine == EngineChoice::Auto && writable {
+        if engine.signals() && choice == EngineChoice::Auto && writable {
             warnings.push(Warning::system_calls_may_fail(&chosen.reason));
         }
         // The writers of a hugetlb page wait for as long as its copy takes, so all threads copy it.
@@ -402,18 +407,19 @@ impl<'a> Migration<'a> {
             engine: engine.into(),
             engine_reason: chosen.reason.clone(),
         };
-        let may_run_here = waits && may_run_here(&claimed, threads, backend.is_host_memory());
+        let may_run_here =
+            waits && !has_views && may_run_here(&claimed, threads, backend.is_host_memory());
         let runs_on = match self.kept() {
             _ if may_run_here => RunsOn::Caller,
             Some(_) => RunsOn::Kept,
             None => RunsOn::Own,
         };
-        let may_fall_back = self.engine == EngineChoice::Auto;
+        let may_fall_back = choice == EngineChoice::Auto;
         let trackers = Trackers::new(&backend, page, chosen, may_fall_back, &slots);
         let mover = FrameMover::new(Prepared {
             site: Site::new(backend, page, legs, &claimed),
             claimed,
-            threads: Threads::new(runs_on, cpus),
+            threads: Threads::new(runs_on, cpus, has_views),
             trackers,
             slots,
             copies_together: together,

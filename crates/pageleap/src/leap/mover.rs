@@ -189,12 +189,15 @@ impl FrameMover {
         let attributes = &present.attributes;
         let span = Span { addr: addresses.0.start, len: addresses.0.len(), prot: attributes.prot };
         let page = self.site.page;
-        let state = (span.prot.writable(), exchange_unsupported);
+        let views = place.region.views_at(span.addr - place.region.start);
+        // Threads may write through a view where the region itself is read-only.
+        let state = (span.prot.writable() || !views.is_empty(), exchange_unsupported);
         let (by, tracker) = self.trackers.engine_for(traced, area, state, terms)?;
         let work = Work {
             span,
             old: place.old_frames(),
             new: place.new_frames(),
+            views,
             page,
             locked: attributes.locked,
             // The alias has the attributes with which the job began.
@@ -372,6 +375,7 @@ impl Mover for FrameMover {
             // The kernel makes page tables for the alias of the old frames, and none for the span.
             worker.tables.prefer_source(place.leg, self.backend(), terms.books);
         }
+        work.views.of_span = worker.tables.preferred();
         let mut ended = match prepared {
             // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing
             // these pages; the new frames are the job's until the commit maps them; the backend

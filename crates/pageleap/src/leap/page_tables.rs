@@ -94,6 +94,8 @@ pub(super) fn note(
             leg.from.note_tables(Run { first, frames: (part.len() / page) as u64 }, node);
         }
     }
+    let first = work.span.addr - region.start;
+    region.note_views(&(first..first + work.span.len), &ended.after);
     let has_moved = ended.step == AttemptResult::Migrated;
     match ended.after.new_alias {
         NewAlias::Exchanged | NewAlias::Moved if has_moved => {

@@ -30,13 +30,15 @@ pub(super) struct Threads {
     pub(super) runs_on: RunsOn,
     /// The CPUs of the destinations.
     cpus: Vec<usize>,
+    /// Whether regions have views, whose page tables come from other nodes than the span's.
+    has_views: bool,
     /// The low priority from which the threads have been raised, if they were started with one.
     raised: OnceLock<Raised>,
 }
 
 impl Threads {
-    pub(super) fn new(runs_on: RunsOn, cpus: Vec<usize>) -> Threads {
-        Threads { runs_on, cpus, raised: OnceLock::new() }
+    pub(super) fn new(runs_on: RunsOn, cpus: Vec<usize>, has_views: bool) -> Threads {
+        Threads { runs_on, cpus, has_views, raised: OnceLock::new() }
     }
 
     /// Runs `work` in the job's first thread: on the destination's CPUs, and not at a low priority.
@@ -66,7 +68,7 @@ impl Threads {
     fn lend(&self, backend: &dyn Backend, legs: &[Leg]) -> Lent {
         let lasts = self.runs_on != RunsOn::Own && backend.is_host_memory();
         let has_tables = |leg: &Leg| leg.tables.is_some() || leg.from.0.tables.is_some();
-        let changes_policy = lasts && legs.iter().any(has_tables);
+        let changes_policy = lasts && (self.has_views || legs.iter().any(has_tables));
         let policy = changes_policy.then(|| ThreadPolicy::own().ok()).flatten();
         let is_moved = lasts && self.runs_on == RunsOn::Kept;
         Lent { policy, affinity: is_moved.then(Affinity::own).flatten() }

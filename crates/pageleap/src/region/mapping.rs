@@ -112,7 +112,14 @@ impl RegionInner {
             match unsafe { self.backend.vacate(addr, len) } {
                 Ok(()) => {
                     lock(&self.tables).unmapped(&(addr..addr + len));
-                    drop(extent.share.give_back(extent.frames()));
+                    match self.vacate_views(&extent.pages) {
+                        Ok(()) => drop(extent.share.give_back(extent.frames())),
+                        Err(error) => {
+                            // The pages are unbacked. A view may still map the frames.
+                            lock(&self.limbo).push((extent.share.clone(), extent.frames()));
+                            failure.get_or_insert(error);
+                        }
+                    }
                 }
                 Err(errno) => {
                     lock(&self.extents).replace(extent);

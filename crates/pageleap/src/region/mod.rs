@@ -4,7 +4,8 @@
 //! either backed by a frame of a pool, or unbacked: an access to an unbacked page raises SIGSEGV,
 //! as to any unmapped address. [`extents`] has the frame of each page, [`busy`] the claims of jobs
 //! and calls, and [`pins`] the guards. [`mapping`] maps and unmaps frames, [`tables`] counts
-//! page tables, [`views`] makes slices, and [`dependents`] are threads that end with the region.
+//! page tables, [`slices`] makes slices, [`replicas`] has further mappings of the same frames, and
+//! [`dependents`] are threads that end with the region.
 //!
 //! **Invariant:** outside a running migration, the mappings of a region are those of its
 //! [`ExtentMap`]. **Invariant:** bytes that a job or a call is changing are *busy*, and no other
@@ -15,8 +16,9 @@ mod dependents;
 mod extents;
 mod mapping;
 mod pins;
+mod replicas;
+mod slices;
 mod tables;
-mod views;
 
 use std::fmt;
 use std::ops::Range;
@@ -32,9 +34,12 @@ pub(crate) use dependents::{Dependent, RegionRef};
 pub(crate) use extents::{Extent, ExtentMap};
 pub use pins::PinGuard;
 use pins::Pins;
+pub(crate) use replicas::HUGETLB_BLOCK;
+use replicas::Replica;
+pub use replicas::View;
+pub use slices::Plain;
 use tables::TableAccount;
 pub use tables::{PageTableCounts, PageTableLevel};
-pub use views::Plain;
 
 use crate::address_ranges::{Listed, REGIONS, reserve_for_region};
 use crate::backend::{Backend, host_memory};
@@ -126,6 +131,8 @@ pub(crate) struct RegionInner {
     pub(crate) jobs: Mutex<Vec<Weak<JobShared>>>,
     /// Threads that start jobs on it.
     dependents: Dependents,
+    /// Its further mappings. Changed under a claim of all its bytes.
+    views: Mutex<Vec<Arc<Replica>>>,
 }
 
 impl Region {
@@ -194,6 +201,7 @@ impl Region {
             process: std::process::id(),
             jobs: Mutex::new(Vec::new()),
             dependents: Dependents::default(),
+            views: Mutex::new(Vec::new()),
         })))
     }
 
@@ -308,11 +316,18 @@ impl Region {
                 page += run.frames;
             }
         }
-        if let Err((error, mapped)) = inner.map_all_new(&new, &target) {
+        let mapped = inner.map_all_new(&new, &target);
+        let mapped =
+            mapped.and_then(|()| inner.map_in_views(&new).map_err(|error| (error, pages.clone())));
+        if let Err((error, mapped)) = mapped {
+            let left_views = inner.vacate_views(&pages);
             let (part, len) = (inner.addr(pages.start), inner.bytes(mapped.end - pages.start));
             // SAFETY: the part was unbacked before, and no other code knows of its new frames.
-            if unsafe { inner.backend.vacate(part, len) }.is_ok() {
+            let vacated = unsafe { inner.backend.vacate(part, len) };
+            if vacated.is_ok() {
                 lock(&inner.tables).unmapped(&(part..part + len));
+            }
+            if vacated.is_ok() && left_views.is_ok() {
                 give_back(&new);
             } else {
                 lock(&inner.limbo).extend(new.iter().map(|e| (e.share.clone(), e.frames())));
@@ -620,10 +635,11 @@ impl Drop for RegionInner {
         }
         let all = 0..(self.capacity / self.page.bytes()) as u64;
         drop(self.listed.take());
+        let views_are_gone = self.release_views();
         let extents =
             self.extents.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(all);
         // SAFETY: no handle and no job is left. References into the region ended with the handle.
-        if unsafe { self.backend.release(self.start, self.capacity) }.is_ok() {
+        if unsafe { self.backend.release(self.start, self.capacity) }.is_ok() && views_are_gone {
             extents.into_iter().for_each(|extent| drop(extent.share.give_back(extent.frames())));
             let limbo = self.limbo.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
             limbo.drain(..).for_each(|(pool, run)| drop(pool.give_back(run)));

@@ -14,6 +14,7 @@ use crate::engine::effort::Counters;
 use crate::engine::effort::NewAlias;
 use crate::engine::processor::Processor;
 use crate::engine::slot::{SlotTable, Span};
+use crate::engine::views::Views;
 use crate::engine::{
     AttemptEnd, Engine, Entries, Following, Frames, Messages, OldAlias, Tools, Work, attempt,
     choice,
@@ -117,6 +118,7 @@ impl Fixture {
             span: Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE },
             old: frames(from),
             new: frames(to),
+            views: Views::NONE,
             page: self.by.page,
             locked: false,
             may_exchange: !self.by.page.is_hugetlb(),

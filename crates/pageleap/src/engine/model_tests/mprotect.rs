@@ -11,6 +11,7 @@ use crate::backend::{Backend, CopyMethod, Errno, FailAt, FailMode, Mapping, Mode
 use crate::engine::commit::AttemptResult;
 use crate::engine::processor::Processor;
 use crate::engine::slot::{Slot, SlotTable, Span};
+use crate::engine::views::Views;
 use crate::engine::{AttemptEnd, Engine, Frames, Tools, Work, attempt};
 use crate::units::{BASE_PAGE, PageSize};
 
@@ -66,6 +67,7 @@ impl Fixture {
             span: Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE },
             old: self.old,
             new: self.new,
+            views: Views::NONE,
             page: PageSize::Base,
             locked: false,
             may_exchange: self.exchange,

@@ -176,7 +176,7 @@ impl<'a> PageTableMigration<'a> {
             page_bytes: inner.page.bytes(),
             left: plan.left.clone(),
         }];
-        let threads = Threads::new(RunsOn::Own, cpus);
+        let threads = Threads::new(RunsOn::Own, cpus, false);
         let with = (threads, slots);
         let mover = TableMover::new(claim, plan, self.to, with, began, &mut warnings)?;
         let areas = mover.areas();

@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
-use super::Region;
+use super::{Region, RegionInner};
 use crate::error::Error;
-use crate::sync::lock;
+use crate::sync::{Ordering, lock};
 
 /// Types for which every bit pattern is a value, so that bytes of a region can be read as values.
 ///
@@ -27,7 +27,7 @@ impl Region {
     /// A part of the region as 64-bit words, which several threads may read and write.
     pub fn atomics_u64(&self, range: Range<usize>) -> Result<&[AtomicU64], Error> {
         // SAFETY: atomics may be shared with concurrent atomic accesses.
-        unsafe { self.view(range) }
+        unsafe { self.0.slice_at(self.0.start, range) }
     }
 
     /// A part of the region as 32-bit words, which several threads may read and write.
@@ -37,7 +37,7 @@ impl Region {
     /// the language defines as a data race.
     pub unsafe fn atomics_u32(&self, range: Range<usize>) -> Result<&[AtomicU32], Error> {
         // SAFETY: atomics may be shared; the size is the caller's promise.
-        unsafe { self.view(range) }
+        unsafe { self.0.slice_at(self.0.start, range) }
     }
 
     /// A part of the region as bytes, which several threads may read and write.
@@ -46,7 +46,7 @@ impl Region {
     /// As [`Region::atomics_u32`].
     pub unsafe fn atomics_u8(&self, range: Range<usize>) -> Result<&[AtomicU8], Error> {
         // SAFETY: atomics may be shared; the size is the caller's promise.
-        unsafe { self.view(range) }
+        unsafe { self.0.slice_at(self.0.start, range) }
     }
 
     /// A part of the region as plain values.
@@ -56,49 +56,57 @@ impl Region {
     /// changes contents.)
     pub unsafe fn slice<T: Plain>(&self, range: Range<usize>) -> Result<&[T], Error> {
         // SAFETY: forwarded to the caller.
-        unsafe { self.view(range) }
+        unsafe { self.0.slice_at(self.0.start, range) }
     }
+}
 
+impl RegionInner {
+    /// A part of the region as values, through the mapping at `start`.
+    ///
     /// # Safety
-    /// `T` is valid for all bit patterns, and its accesses may race only as far as `T` allows.
-    unsafe fn view<T>(&self, range: Range<usize>) -> Result<&[T], Error> {
-        let inner = &*self.0;
-        if !inner.backend.is_host_memory() {
+    /// `T` is valid for all bit patterns, and its accesses may race only as far as `T` allows. `start`
+    /// is the first address of the region or of one of its views, and the caller borrows it for `'a`.
+    pub(super) unsafe fn slice_at<'a, T>(
+        &self,
+        start: usize,
+        range: Range<usize>,
+    ) -> Result<&'a [T], Error> {
+        if !self.backend.is_host_memory() {
             return Err(Error::BadArgument {
                 what: "region",
                 reason: "its memory is a model's, not this process'".into(),
                 remedy: "read and write it through the model".into(),
             });
         }
-        if range.start > range.end || range.end > self.len() {
-            return Err(inner.bad_range(
+        if range.start > range.end || range.end > self.len.load(Ordering::Acquire) {
+            return Err(self.bad_range(
                 range,
                 "not inside the region",
                 "use bytes from 0 to its length",
             ));
         }
         if size_of::<T>() == 0 {
-            return Err(inner.bad_range(range, "elements have no size", "use a type that has one"));
+            return Err(self.bad_range(range, "elements have no size", "use a type that has one"));
         }
         if !range.start.is_multiple_of(align_of::<T>())
             || !(range.end - range.start).is_multiple_of(size_of::<T>())
         {
-            return Err(inner.bad_range(
+            return Err(self.bad_range(
                 range,
                 "not aligned to the element type",
                 "use multiples of its size",
             ));
         }
-        let page = inner.page.bytes();
+        let page = self.page.bytes();
         let pages = (range.start / page) as u64..range.end.div_ceil(page) as u64;
-        if !lock(&inner.extents).backs_all(pages) {
-            return Err(inner.bad_range(range, "part of it is unbacked", "back it first"));
+        if !lock(&self.extents).backs_all(pages) {
+            return Err(self.bad_range(range, "part of it is unbacked", "back it first"));
         }
-        // SAFETY: the part is mapped, aligned, and stays so while `self` is borrowed: `discard` and
-        // drop need it exclusively.
+        // SAFETY: the part is mapped, aligned, and stays so while it is borrowed: `discard`,
+        // `drop_views` and drop need the region exclusively.
         Ok(unsafe {
             std::slice::from_raw_parts(
-                (inner.start + range.start) as *const T,
+                (start + range.start) as *const T,
                 (range.end - range.start) / size_of::<T>(),
             )
         })

@@ -1,0 +1,299 @@
+//! Views of a region: further mappings of the frames of a span, each with page tables on the node of
+//! the threads that use it.
+//!
+//! A thread may store through any of them, so an engine that moves the span closes all of them before
+//! it copies:
+//!
+//! ```text
+//!                     span                 each view
+//!   before            old frames           old frames
+//!   views close       old frames           no entries; threads wait (MADV_DONTNEED)
+//!   the span closes   no entries           no entries           then the copy, which is final
+//!   the span opens    new frames           no entries
+//!   views open        new frames           new frames, mapped one view after the other
+//! ```
+//!
+//! No view has entries for old frames while the span has entries for new ones. So no thread can read a
+//! value that another has replaced already.
+
+use super::commit::{end_process, is_foreign_for_long, persist};
+#[cfg(not(loom))]
+use super::effort::Counters;
+use super::effort::{Effort, ViewsLeft};
+use super::follow::{Attempt, Refusal};
+use super::slot::Span;
+use super::{Tools, Work};
+use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Prot, Tracker};
+#[cfg(not(loom))]
+use crate::forks::while_mapping;
+#[cfg(not(loom))]
+use crate::sync::monotonic_ns;
+use crate::units::NodeId;
+
+/// The most views of a region.
+pub(crate) const MOST_VIEWS: usize = if cfg!(loom) { 2 } else { 64 };
+
+/// One more mapping of the frames of a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ViewSpan {
+    /// Its first address.
+    pub(crate) addr: usize,
+    /// The node from which its page tables come.
+    pub(crate) node: NodeId,
+}
+
+/// The views of a span. An array, because the heap may lie in the span.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Views {
+    all: [ViewSpan; MOST_VIEWS],
+    len: usize,
+    /// The node that the calling thread prefers for page tables of the span itself.
+    pub(crate) of_span: Option<NodeId>,
+}
+
+impl Views {
+    pub(crate) const NONE: Views =
+        Views { all: [ViewSpan { addr: 0, node: NodeId(0) }; MOST_VIEWS], len: 0, of_span: None };
+
+    /// Adds a view; there is room for [`MOST_VIEWS`].
+    pub(crate) fn push(&mut self, view: ViewSpan) {
+        self.all[self.len] = view;
+        self.len += 1;
+    }
+
+    pub(crate) fn as_slice(&self) -> &[ViewSpan] {
+        &self.all[..self.len]
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+#[cfg(loom)]
+fn while_mapping<T>(map: impl FnOnce() -> T) -> T {
+    map()
+}
+
+impl Attempt<'_> {
+    /// The views, with a number for each.
+    fn views(&self) -> impl Iterator<Item = (usize, ViewSpan)> {
+        self.work.views.as_slice().iter().copied().enumerate()
+    }
+
+    /// Registers the views, so that threads which touch a closed one wait. If one is refused, none is
+    /// registered afterwards.
+    ///
+    /// # Safety
+    /// As [`attempt`](super::attempt).
+    pub(super) unsafe fn track_views(&self, effort: &mut Effort) -> Result<(), Refusal> {
+        let (backend, tracker) = (self.tools.backend, self.following.tracker);
+        for (number, view) in self.views() {
+            effort.count(Call::Track);
+            // SAFETY: forwarded to the caller: the views are the region's, as the span is.
+            let tracked = unsafe { backend.track(tracker, view.addr, self.work.span.len, false) };
+            if let Err(errno) = tracked {
+                // A part of this one may be registered, unless another owner's userfaultfd has it.
+                let rest = number + usize::from(errno != Errno(libc::EBUSY));
+                self.work.views.as_slice()[..rest].iter().for_each(|view| {
+                    let_go(backend, tracker, (view.addr, self.work.span.len), effort);
+                });
+                return Err((Call::Track, errno));
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the views: from now on a thread that touches one sleeps in a page fault. The caller then
+    /// closes the span by a call that holds the lock of the address space (mmap_lock) for writing. Such
+    /// a call waits for writes by `/proc/PID/mem`, which MADV_DONTNEED does not.
+    ///
+    /// # Safety
+    /// As [`attempt`](super::attempt). The slot is published, and the tracker holds the views.
+    pub(super) unsafe fn close_views(&self, effort: &mut Effort) -> Result<(), Refusal> {
+        let (backend, len) = (self.tools.backend, self.work.span.len);
+        for (_, view) in self.views() {
+            effort.after.views = ViewsLeft::Dropped;
+            effort.count(Call::Advise);
+            // SAFETY: forwarded to the caller.
+            let mut dropped = unsafe { backend.advise(view.addr, len, Advice::DropTables) };
+            if dropped == Err(Errno(libc::EINVAL)) {
+                // The kernel does not drop entries of locked memory (`mlockall`).
+                effort.count(Call::Lock);
+                effort.count(Call::Advise);
+                // SAFETY: as above.
+                dropped = unsafe {
+                    let unlocked = backend.unlock(view.addr, len);
+                    unlocked.and_then(|()| backend.advise(view.addr, len, Advice::DropTables))
+                };
+            }
+            dropped.map_err(|errno| (Call::Advise, errno))?;
+        }
+        Ok(())
+    }
+
+    /// Maps the new frames in all views, and wakes the threads that wait there.
+    ///
+    /// # Safety
+    /// As [`attempt`](super::attempt). The views are closed, and the span maps the new frames.
+    pub(super) unsafe fn open_views(&self, effort: &mut Effort) {
+        let Work { span: Span { len, .. }, new, .. } = *self.work;
+        let (backend, tracker) = (self.tools.backend, self.following.tracker);
+        for (number, view) in self.views() {
+            prefer(backend, number, view.node, effort);
+            // SAFETY: forwarded to the caller.
+            unsafe { map(backend, view.addr, len, (new.file, new.offset), effort) };
+            wake(backend, tracker, (view.addr, len), effort);
+        }
+        self.prefer_own(effort);
+        effort.after.views = ViewsLeft::Mapped;
+    }
+
+    /// Opens views again whose span keeps its old frames. They fill their page tables from the same
+    /// nodes as before.
+    ///
+    /// # Safety
+    /// As [`attempt`](super::attempt). The span maps its old frames, and so do the views.
+    pub(super) unsafe fn reopen_views(&self, effort: &mut Effort) {
+        let len = self.work.span.len;
+        let (backend, tracker) = (self.tools.backend, self.following.tracker);
+        for (number, view) in self.views() {
+            let_go(backend, tracker, (view.addr, len), effort);
+            if effort.after.views == ViewsLeft::Untouched {
+                continue;
+            }
+            prefer(backend, number, view.node, effort);
+            effort.count(Call::Populate);
+            // If this is refused, threads that touch the view fill its page tables.
+            // SAFETY: a mapping of frames that stay.
+            if unsafe { backend.populate(view.addr, len, true) }.is_err() {
+                effort.after.unasked_views |= 1 << number;
+            }
+        }
+        if effort.after.views != ViewsLeft::Untouched {
+            self.prefer_own(effort);
+        }
+    }
+
+    /// Lets page tables come from the span's node again.
+    fn prefer_own(&self, effort: &mut Effort) {
+        if !self.work.views.is_empty() {
+            effort.count(Call::PreferTables);
+            let node = self.work.views.of_span.map(|node| node.0);
+            // It was set before. If a cpuset refuses the node by now, the job ends.
+            let _ = self.tools.backend.prefer_tables_on(node);
+        }
+    }
+}
+
+/// Maps frames again in a view that maps them already, so that its many mappings become one. Threads
+/// that find a hole meanwhile wait for the slot, which `span`, the same part of the region, publishes.
+///
+/// # Safety
+/// As [`map_again`](super::commit::map_again).
+#[cfg(not(loom))]
+pub(crate) unsafe fn map_view_again(
+    tools: &Tools<'_>,
+    span: &Span,
+    view: ViewSpan,
+    frames: (MemoryFile, u64),
+    counters: &mut Counters,
+) {
+    let Tools { slot, epoch, backend } = *tools;
+    if !backend.has_file(frames.0) {
+        return; // the view stays as it is
+    }
+    let effort = &mut Effort::counting_on(*counters);
+    let from = monotonic_ns();
+    // SAFETY: `backend` outlives this function, which retires the slot.
+    unsafe { slot.publish(epoch, span, super::commit::erase(backend)) };
+    // SAFETY: forwarded to the caller.
+    unsafe { map(backend, view.addr, span.len, frames, effort) };
+    slot.retire();
+    effort.counters.window_ns = monotonic_ns().saturating_sub(from).max(1);
+    *counters = effort.counters;
+}
+
+/// Has page tables of a view come from its node.
+fn prefer(backend: &dyn Backend, number: usize, node: NodeId, effort: &mut Effort) {
+    effort.count(Call::PreferTables);
+    if backend.prefer_tables_on(Some(node.0)).is_err() {
+        effort.after.unasked_views |= 1 << number;
+    }
+}
+
+/// Maps frames in a view, and hides it from children and core dumps. After a failure it may be a hole,
+/// or threads may wait there, so the call is repeated until it succeeds.
+///
+/// # Safety
+/// The range is that of a view, which may map these frames.
+unsafe fn map(
+    backend: &dyn Backend,
+    addr: usize,
+    len: usize,
+    (file, offset): (MemoryFile, u64),
+    effort: &mut Effort,
+) {
+    let mapping = Mapping { addr, len, file, offset, prot: Prot::READ_WRITE, populate: true };
+    effort.count(Call::Map);
+    persist(effort, |refusals| {
+        // SAFETY: forwarded to the caller. After a failure another thread may have mapped memory into
+        // the hole; `map_own` checks the owner.
+        let mapped = while_mapping(|| unsafe {
+            let mapped =
+                if refusals == 0 { backend.map(&mapping) } else { backend.map_own(&mapping) };
+            // Nothing is lost if a child or a core dump does get the view.
+            mapped.map(|()| {
+                let _ = backend.advise(addr, len, Advice::DontFork);
+                let _ = backend.advise(addr, len, Advice::DontDump);
+            })
+        });
+        match mapped {
+            Ok(()) => Some(()),
+            // The view cannot stay as it is: its frames are no longer the region's.
+            Err(errno @ Errno(libc::EEXIST | libc::EPERM | libc::EACCES))
+                if is_foreign_for_long(refusals) =>
+            {
+                end_process(errno)
+            }
+            Err(errno) if refusals > 0 && !backend.has_file(file) => end_process(errno),
+            Err(_) => None,
+        }
+    });
+    effort.counters.calls[Call::Advise as usize] += 2;
+}
+
+/// Ends the registration of a range that keeps its frames, and wakes all threads that wait for it.
+pub(super) fn let_go(
+    backend: &dyn Backend,
+    tracker: Tracker,
+    (addr, len): (usize, usize),
+    effort: &mut Effort,
+) {
+    effort.count(Call::Untrack);
+    // SAFETY: the range is the job's, and ending a registration changes no mapping's contents.
+    persist(effort, |refusals| match unsafe { backend.untrack(tracker, addr, len) } {
+        Ok(()) => Some(()),
+        // EINVAL is no shortage, so it will not go away: nothing is registered.
+        Err(Errno(libc::EINVAL)) if refusals > 8 => Some(()),
+        // Other code has closed the userfaultfd, which ended its registrations.
+        Err(_) if !tracker.has_faults() => Some(()),
+        Err(_) => None,
+    });
+    wake(backend, tracker, (addr, len), effort);
+}
+
+/// Wakes all threads that wait for a range.
+pub(super) fn wake(
+    backend: &dyn Backend,
+    tracker: Tracker,
+    (addr, len): (usize, usize),
+    effort: &mut Effort,
+) {
+    effort.count(Call::Wake);
+    // Closing the userfaultfd has woken all threads.
+    persist(effort, |_| {
+        let woken = backend.wake(tracker, addr, len);
+        (woken.is_ok() || !tracker.has_faults()).then_some(())
+    });
+}
