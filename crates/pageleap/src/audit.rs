@@ -5,7 +5,8 @@ use crate::region::Region;
 use crate::sync::lock;
 
 /// Checks the books of pools and regions against each other. Each frame that a region maps must be
-/// taken, by this region only, and each taken frame must be mapped by one of the regions.
+/// taken, by this region only, and each taken frame must be mapped by one of the regions. Frames that a
+/// region withholds, because unmapping them has failed, count as mapped.
 ///
 /// `regions` must be all regions with frames of `pools`. During the check no job may run (recycling
 /// frames counts) and no call may change them. The check takes a few steps per frame. It is for
@@ -24,6 +25,7 @@ pub fn audit(pools: &[&Pool], regions: &[&Region]) -> Result<(), String> {
             let extents = lock(&region.inner().extents);
             let of_pool = extents.within(0..u64::MAX).filter(|e| e.share == *share);
             owned.extend(of_pool.map(|e| e.frames()));
+            owned.extend(region.inner().withheld(share));
         }
         owned.sort();
         if let Some(pair) = owned.windows(2).find(|w| w[0].end() > w[1].first) {

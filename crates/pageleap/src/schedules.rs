@@ -123,7 +123,7 @@ impl Scene {
     }
 
     fn processor(&self) -> Processor<'_, MAX_THREADS> {
-        Processor { model: &self.model, table: &SLOTS }
+        Processor { model: &self.model, table: &SLOTS, view: None }
     }
 
     fn addr(&self, region: usize, page: usize, word: usize) -> usize {

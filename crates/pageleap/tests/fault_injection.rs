@@ -13,6 +13,8 @@ mod page_tables;
 mod refusing;
 #[path = "fault_injection/sabotage.rs"]
 mod sabotage;
+#[path = "fault_injection/views.rs"]
+mod views;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

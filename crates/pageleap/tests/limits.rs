@@ -361,6 +361,7 @@ fn running_out_of_mappings_loses_nothing() {
             ("more guards than mappings", without_mappings_more_guards_than_mappings, FINE),
             ("pools and regions", without_mappings_pools_and_regions, FINE),
             ("discard", without_mappings_discard, FINE),
+            ("views", without_mappings_views, FINE),
             ("many pieces", without_mappings_many_pieces, FINE),
         ],
     );
@@ -518,4 +519,38 @@ fn without_mappings_discard() {
     assert!(is_zero(&region, 8192..16384));
     drop(region);
     assert_eq!(pools[0].free_bytes(), pools[0].bytes(), "frames leaked");
+}
+
+/// Views are refused if their mappings would not fit, and calls on a region with views are whole.
+fn without_mappings_views() {
+    let (pools, mut region) = scene();
+    let node = nodes()[0];
+    stamp(&region, 0..BYTES, 1);
+    let mut hog = Hog::new();
+    hog.leave(3);
+    let refused = region.replicate([node, node, node]).unwrap_err();
+    assert!(refused.to_string().contains("max_map_count"), "{refused}");
+    assert!(region.views().is_empty());
+    drop(hog);
+    region.replicate([node, node]).unwrap();
+    let mut hog = Hog::new();
+    hog.take_all();
+    let discarded = region.discard(8192..16384);
+    let backed = discarded.is_ok().then(|| region.back(8192..16384, &pools[0]));
+    drop(hog);
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+    if backed.is_none_or(|backed| backed.is_err()) {
+        let _ = region.discard(8192..16384);
+        region.back(8192..16384, &pools[0]).unwrap();
+    }
+    for view in region.views() {
+        let (words, all) = (view.atomics_u64(0..BYTES), region.atomics_u64(0..BYTES).unwrap());
+        let same = words.unwrap().iter().zip(all).all(|(a, b)| a.load(Relaxed) == b.load(Relaxed));
+        assert!(same, "{view:?}");
+    }
+    assert!(is_zero(&region, 8192..16384));
+    check_stamp(&region, 16384..BYTES, 1);
+    drop(region);
+    let is_free = |pool: &Pool| pool.free_bytes() == pool.bytes();
+    assert!(pools.iter().all(is_free), "frames leaked");
 }

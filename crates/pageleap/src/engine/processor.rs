@@ -11,7 +11,12 @@ pub(crate) struct Processor<'a, const N: usize> {
     pub(crate) model: &'a Model,
     /// The slots of all workers that may be migrating.
     pub(crate) table: &'a SlotTable<N>,
+    /// The address of a view, and that of its region.
+    pub(crate) view: Option<(usize, usize)>,
 }
+
+/// More bytes than any region of a test has.
+const REGION: usize = 1 << 20;
 
 impl<const N: usize> Processor<'_, N> {
     /// Stores, and repeats the store until it no longer faults.
@@ -36,7 +41,11 @@ impl<const N: usize> Processor<'_, N> {
         let page = addr / BASE_PAGE * BASE_PAGE;
         // SAFETY: populating changes neither contents nor access.
         let accessible = || unsafe { self.model.populate(page, BASE_PAGE, write) }.is_ok();
-        let verdict = self.table.resolve(addr, &accessible, &mut |_| {});
+        let home = match self.view {
+            Some((view, region)) if addr.wrapping_sub(view) < REGION => region + (addr - view),
+            _ => addr,
+        };
+        let verdict = self.table.resolve(home, &accessible, &mut |_| {});
         assert_eq!(
             verdict,
             FaultVerdict::Retry,

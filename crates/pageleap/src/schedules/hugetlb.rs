@@ -62,7 +62,7 @@ fn leap_under_writers(seen: &Seen, refuse: bool) {
         number += 1;
         thread::spawn(move || {
             let processor: Processor<'_, MAX_THREADS> =
-                Processor { model: &machine, table: &SLOTS };
+                Processor { model: &machine, table: &SLOTS, view: None };
             let mut last = [0; PAGES * PLACES.len()];
             for value in 1..20 {
                 let at = below(last.len());

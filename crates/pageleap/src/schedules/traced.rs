@@ -38,7 +38,8 @@ fn leap_while_a_tracer_comes_and_goes(seen: &Seen) {
     let start = region.as_ptr().as_ptr() as usize;
     let machine = model.clone();
     let writer = thread::spawn(move || {
-        let processor: Processor<'_, MAX_THREADS> = Processor { model: &machine, table: &SLOTS };
+        let processor: Processor<'_, MAX_THREADS> =
+            Processor { model: &machine, table: &SLOTS, view: None };
         let mut last = [0; PAGES];
         for value in 1..40 {
             let page = below(PAGES);

@@ -14,12 +14,12 @@ use crate::engine::effort::Counters;
 use crate::engine::effort::NewAlias;
 use crate::engine::processor::Processor;
 use crate::engine::slot::{SlotTable, Span};
-use crate::engine::views::Views;
+use crate::engine::views::{ViewSpan, Views};
 use crate::engine::{
     AttemptEnd, Engine, Entries, Following, Frames, Messages, OldAlias, Tools, Work, attempt,
     choice,
 };
-use crate::units::{BASE_PAGE, PageSize};
+use crate::units::{BASE_PAGE, NodeId, PageSize};
 #[cfg(loom)]
 use loom::thread;
 #[cfg(not(loom))]
@@ -36,17 +36,22 @@ struct By {
     /// The page size that is passed to the engine. The machine has base pages only; each stands for
     /// a hugetlb page where an engine treats those in another way.
     page: PageSize,
+    /// Whether the span has a view, through which threads access its second page.
+    view: bool,
 }
 
 impl By {
     /// Each engine that has a tracker; engines that can hold writers also with writers held; and
-    /// `stop-copy` for hugetlb pages, which it unmaps by MADV_DONTNEED.
+    /// `stop-copy` for hugetlb pages, which it unmaps by MADV_DONTNEED, and with a view.
     fn each() -> Vec<By> {
         let engines = Engine::ALL.into_iter().filter(|engine| engine.needs().is_some());
         let page = PageSize::Base;
-        let ways = engines.flat_map(|engine| [false, true].map(|hold| By { engine, hold, page }));
-        let huge = By { engine: Engine::StopCopy, hold: false, page: PageSize::Huge2M };
-        ways.filter(|by| !by.hold || by.can_hold()).chain([huge]).collect()
+        let ways = engines
+            .flat_map(|engine| [false, true].map(|hold| By { engine, hold, page, view: false }));
+        let closing = |page, view| By { engine: Engine::StopCopy, hold: false, page, view: view };
+        let huge = PageSize::Huge2M;
+        let others = [closing(huge, false), closing(page, true), closing(huge, true)];
+        ways.filter(|by| !by.hold || by.can_hold()).chain(others).collect()
     }
 
     fn can_hold(self) -> bool {
@@ -77,7 +82,9 @@ impl By {
 struct Fixture {
     model: Arc<Model>,
     table: SlotTable<1>,
-    view: usize,
+    span: usize,
+    /// A view of the span.
+    view: Option<usize>,
     alias: usize,
     park: usize,
     files: [MemoryFile; 2],
@@ -90,8 +97,11 @@ impl Fixture {
         let model = Arc::new(Model::new());
         let files =
             ["source", "target"].map(|name| model.create_file(name, PageSize::Base, LEN).unwrap());
-        let [view, alias, park] = [(); 3].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
-        for (addr, file) in [(view, files[0]), (alias, files[1]), (park, files[0])] {
+        let addresses = [(); 4].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
+        let [span, alias, park, view] = addresses;
+        let view = by.view.then_some(view);
+        let all = [(span, files[0]), (alias, files[1]), (park, files[0])].into_iter();
+        for (addr, file) in all.chain(view.map(|view| (view, files[0]))) {
             let prot = Prot::READ_WRITE;
             let mapping = Mapping { addr, len: LEN, file, offset: 0, prot, populate: true };
             // SAFETY: the range was reserved above.
@@ -100,7 +110,7 @@ impl Fixture {
         let table = SlotTable::new();
         assert_eq!(table.claim(), Some(0));
         let tracker = model.open_tracker(by.engine.needs_for(by.page).unwrap()).unwrap();
-        Fixture { model, table, view, alias, park, files, tracker, by }
+        Fixture { model, table, span, view, alias, park, files, tracker, by }
     }
 
     /// An attempt on the view, from frames of one file to frames of another. Each file comes with
@@ -114,11 +124,13 @@ impl Fixture {
         max_rounds: u32,
     ) -> AttemptEnd {
         let frames = |(file, alias)| Frames { alias, file, offset: 0 };
+        let mut views = Views::NONE;
+        self.view.iter().for_each(|addr| views.push(ViewSpan { addr: *addr, node: NodeId(1) }));
         let work = Work {
-            span: Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE },
+            span: Span { addr: self.span, len: LEN, prot: Prot::READ_WRITE },
             old: frames(from),
             new: frames(to),
-            views: Views::NONE,
+            views,
             page: self.by.page,
             locked: false,
             may_exchange: !self.by.page.is_hugetlb(),
@@ -188,21 +200,26 @@ impl Fixture {
     }
 
     fn processor(&self) -> Processor<'_, 1> {
-        Processor { model: &self.model, table: &self.table }
+        let view = self.view.map(|view| (view, self.span));
+        Processor { model: &self.model, table: &self.table, view }
     }
 
+    /// The address of a page: that of the second one lies in the view, if there is one.
     fn page(&self, page: usize) -> usize {
-        self.view + page * BASE_PAGE
+        self.view.filter(|_| page == 1).unwrap_or(self.span) + page * BASE_PAGE
     }
 
     fn is_migrated(&self) -> bool {
-        (0..PAGES).all(|i| self.model.frame_at(self.page(i)) == Some((self.files[1], i)))
+        let mut all = [self.span].into_iter().chain(self.view);
+        let frame = |addr, i| self.model.frame_at(addr + i * BASE_PAGE);
+        all.all(|addr| (0..PAGES).all(|i| frame(addr, i) == Some((self.files[1], i))))
     }
 
     /// Whether every access succeeds at once.
     fn is_open(&self) -> bool {
         let mine = |i| self.model.attributes_at(self.page(i)).unwrap().0 == Prot::READ_WRITE;
-        (0..PAGES).all(mine) && !self.model.holds(self.view, LEN)
+        let mut all = [self.span].into_iter().chain(self.view);
+        (0..PAGES).all(mine) && !all.any(|addr| self.model.holds(addr, LEN))
     }
 }
 
@@ -323,6 +340,30 @@ mod loom_tests {
                 assert!(struck || at > 4, "{by:?}: call {at} was not made to fail");
             }
         }
+    }
+
+    /// A thread that has stored through the region finds that value through a view, and the other way
+    /// round.
+    #[test]
+    fn loom_stop_copy_a_thread_uses_both_mappings() {
+        let test = |by| {
+            let f = Arc::new(Fixture::new(by));
+            let view = f.view.unwrap();
+            let writer = {
+                let f = f.clone();
+                thread::spawn(move || {
+                    for (to, from, value) in [(f.span, view, 1), (view, f.span, 2)] {
+                        f.processor().store(to, value);
+                        assert_eq!(f.processor().load(from), value, "an old value");
+                    }
+                })
+            };
+            assert_eq!(f.migrate(f.model.clone()), [AttemptResult::Migrated]);
+            writer.join().unwrap();
+            assert_eq!(f.model.load(f.span), Ok(2), "LOST a write");
+            assert!(f.is_migrated() && f.is_open());
+        };
+        By::each().into_iter().filter(|by| by.view).for_each(|by| check_with(by, 3, test));
     }
 
     /// A reader sees only the old value or a newer one.

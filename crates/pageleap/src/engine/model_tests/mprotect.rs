@@ -116,7 +116,7 @@ impl Fixture {
     }
 
     fn processor(&self) -> Processor<'_, 1> {
-        Processor { model: &self.model, table: &self.table }
+        Processor { model: &self.model, table: &self.table, view: None }
     }
 
     fn store(&self, addr: usize, value: u64) {
