@@ -353,7 +353,8 @@ impl Region {
     /// moves hugetlb pages, whose mappings it joins later. [`Region::discard_within`] waits.
     /// [`Error::Pinned`]: a guard is on the part ([`Region::pin`]). [`Error::Call`]: the process
     /// has as many mappings as it may have; some pages of the part may still be backed then, with
-    /// their contents.
+    /// their contents. If the region has views, others may be unbacked while their memory returns to
+    /// the pool only at the end of the region.
     pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
         self.discard_within(range, Duration::ZERO)
     }
@@ -550,6 +551,12 @@ impl RegionInner {
     /// The pages of an aligned byte range.
     pub(crate) fn pages(&self, range: &Range<usize>) -> Range<u64> {
         (range.start / self.page.bytes()) as u64..(range.end / self.page.bytes()) as u64
+    }
+
+    /// The frames of a share that may still be mapped, although no extent says so.
+    pub(crate) fn withheld(&self, share: &Share) -> Vec<Run> {
+        let limbo = lock(&self.limbo);
+        limbo.iter().filter(|(of, _)| of == share).map(|(_, run)| *run).collect()
     }
 
     /// The nodes on which the pages of an extent lie, according to the kernel.
