@@ -144,6 +144,8 @@ struct Block {
     process: [AtomicU32; BLOCK],
     /// The first address of the region, if the range is a view of it; else the range's own.
     home: [AtomicUsize; BLOCK],
+    /// Counts the changes of the entry, before and after each: it is odd while one is under way.
+    changes: [AtomicUsize; BLOCK],
     next: AtomicPtr<Block>,
 }
 
@@ -154,15 +156,26 @@ impl Block {
             end: [const { AtomicUsize::new(0) }; BLOCK],
             process: [const { AtomicU32::new(0) }; BLOCK],
             home: [const { AtomicUsize::new(0) }; BLOCK],
+            changes: [const { AtomicUsize::new(0) }; BLOCK],
             next: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
+    /// Makes the count of an entry odd. A reader that sees a value stored later sees that, too. Returns the
+    /// count after the change. The number may be odd already in a child, whose parent was at a change.
+    fn begin_change(&self, i: usize) -> usize {
+        let odd = (self.changes[i].load(Ordering::Relaxed) + 1) | 1;
+        self.changes[i].store(odd, Ordering::Relaxed);
+        odd + 1
+    }
+
     fn set(&self, i: usize, start: usize, len: usize, home: usize) {
-        self.start[i].store(start, Ordering::Relaxed);
-        self.home[i].store(home, Ordering::Relaxed);
-        self.process[i].store(std::process::id(), Ordering::Relaxed);
+        let changed = self.begin_change(i);
+        self.start[i].store(start, Ordering::Release);
+        self.home[i].store(home, Ordering::Release);
+        self.process[i].store(std::process::id(), Ordering::Release);
         self.end[i].store(start + len, Ordering::Release);
+        self.changes[i].store(changed, Ordering::Release);
     }
 }
 
@@ -212,24 +225,36 @@ impl AddressRanges {
         };
         let mut entries = self.blocks().flat_map(|block| (0..BLOCK).map(move |i| (block, i)));
         if let Some((block, i)) = entries.find(|(block, i)| is_it(block, *i)) {
+            let changed = block.begin_change(i);
             block.end[i].store(0, Ordering::Release);
+            block.changes[i].store(changed, Ordering::Release);
         }
     }
 
     /// The address in a region that maps the same byte as `addr`, which may lie in the region or in a view
-    /// of it; `None` if `addr` lies in none of the ranges. Async-signal-safe. While another thread reuses
-    /// an entry, the answer may be an address by mistake, which costs one question to the kernel. It is
-    /// never `None`, or the address of another range, for a range that is in the list during the whole
-    /// call.
+    /// of it; `None` if `addr` lies in none of the ranges. Async-signal-safe. The answer is right for a
+    /// range that is in the list during the whole call.
     pub(crate) fn home_of(&self, addr: usize) -> Option<usize> {
         let process = std::process::id();
-        // A child made by `fork` may have memory of its own where an entry of its parent's lies.
-        let is_own =
-            |(block, i): &(&Block, usize)| block.process[*i].load(Ordering::Relaxed) == process;
-        let found = self.overlapping(addr, 1).find(is_own);
-        let (block, i) = found.or_else(|| self.overlapping(addr, 1).next())?;
-        let [start, home] = [&block.start, &block.home].map(|all| all[i].load(Ordering::Relaxed));
-        Some(home.wrapping_add(addr.wrapping_sub(start)))
+        let mut of_parent = None;
+        for (block, i) in self.overlapping(addr, 1) {
+            let before = block.changes[i].load(Ordering::Acquire);
+            let [start, end, home] =
+                [&block.start, &block.end, &block.home].map(|all| all[i].load(Ordering::Acquire));
+            let is_own = block.process[i].load(Ordering::Acquire) == process;
+            let is_in = start <= addr && addr < end;
+            // An entry that another thread is changing was not in the list during the whole call.
+            if !is_in || before % 2 == 1 || block.changes[i].load(Ordering::Relaxed) != before {
+                continue;
+            }
+            let home = home.wrapping_add(addr - start);
+            if is_own {
+                return Some(home);
+            }
+            // A child made by `fork` may have memory of its own there.
+            of_parent = Some(home);
+        }
+        of_parent
     }
 
     /// Whether `[addr, addr + len)` overlaps a range of this process.

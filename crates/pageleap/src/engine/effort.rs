@@ -149,6 +149,8 @@ pub(crate) struct AfterState {
     pub(crate) views: ViewsLeft,
     /// A bit for each view whose page tables have perhaps not come from its node.
     pub(crate) unasked_views: u64,
+    /// The number of a view whose standby may be a hole.
+    pub(crate) torn_standby: Option<usize>,
     /// The span may have lost its lock (`mlock`), and the caller has to set the lock again.
     pub(crate) unlocked: bool,
     /// Unless it is mapped anew, the span may have MADV_NOHUGEPAGE, which its user did not set, and

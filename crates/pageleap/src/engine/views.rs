@@ -10,11 +10,16 @@
 //!   views close       old frames           no entries; threads wait (MADV_DONTNEED)
 //!   the span closes   no entries           no entries           then the copy, which is final
 //!   the span opens    new frames           no entries
-//!   views open        new frames           new frames, mapped one view after the other
+//!   views open        new frames           new frames, one view after the other
 //! ```
 //!
 //! No view has entries for old frames while the span has entries for new ones. So no thread can read a
 //! value that another has replaced already.
+//!
+//! Once the span has opened, the views must get the new frames, too: nothing can be undone. So whatever
+//! the kernel may refuse comes before the window. The new frames are mapped at a *standby*, address
+//! space of the worker's, whose page tables are filled there, and in the window these only move to the
+//! view (`mremap`). Hugetlb pages, whose page tables cannot move, are mapped in the window.
 
 use super::commit::{end_process, is_foreign_for_long, persist};
 #[cfg(not(loom))]
@@ -40,6 +45,8 @@ pub(crate) struct ViewSpan {
     pub(crate) addr: usize,
     /// The node from which its page tables come.
     pub(crate) node: NodeId,
+    /// The standby, whose address agrees with the view's modulo 2 MB; 0 for hugetlb pages.
+    pub(crate) standby: usize,
 }
 
 /// The views of a span. An array, because the heap may lie in the span.
@@ -52,13 +59,23 @@ pub(crate) struct Views {
 }
 
 impl Views {
-    pub(crate) const NONE: Views =
-        Views { all: [ViewSpan { addr: 0, node: NodeId(0) }; MOST_VIEWS], len: 0, of_span: None };
+    pub(crate) const NONE: Views = Views {
+        all: [ViewSpan { addr: 0, node: NodeId(0), standby: 0 }; MOST_VIEWS],
+        len: 0,
+        of_span: None,
+    };
 
     /// Adds a view; there is room for [`MOST_VIEWS`].
     pub(crate) fn push(&mut self, view: ViewSpan) {
         self.all[self.len] = view;
         self.len += 1;
+    }
+
+    /// Gives the views their standbys, in order.
+    pub(crate) fn stand_by(&mut self, addr_of: impl Fn(usize, usize) -> usize) {
+        for (number, view) in self.all[..self.len].iter_mut().enumerate() {
+            view.standby = addr_of(number, view.addr);
+        }
     }
 
     pub(crate) fn as_slice(&self) -> &[ViewSpan] {
@@ -104,6 +121,55 @@ impl Attempt<'_> {
         Ok(())
     }
 
+    /// Makes the calls that the kernel may refuse, while all mappings still have their old frames: fills
+    /// the standbys, and finds out whether the views may be changed at all (they may be sealed).
+    ///
+    /// # Safety
+    /// As [`attempt`](super::attempt).
+    pub(super) unsafe fn prepare_views(&self, effort: &mut Effort) -> Result<(), Refusal> {
+        let mut prepared = Ok(());
+        for (number, view) in self.views() {
+            // SAFETY: forwarded to the caller.
+            prepared = unsafe { self.prepare_view(number, view, effort) };
+            if prepared.is_err() {
+                break;
+            }
+        }
+        self.prefer_own(effort);
+        prepared
+    }
+
+    /// # Safety
+    /// As [`attempt`](super::attempt).
+    unsafe fn prepare_view(
+        &self,
+        number: usize,
+        view: ViewSpan,
+        effort: &mut Effort,
+    ) -> Result<(), Refusal> {
+        let Work { span: Span { len, .. }, new, .. } = *self.work;
+        let backend = self.tools.backend;
+        effort.count(Call::Protect);
+        // SAFETY: forwarded to the caller. The view has this access already.
+        unsafe { backend.protect(view.addr, len, Prot::READ_WRITE) }
+            .map_err(|errno| (Call::Protect, errno))?;
+        if view.standby == 0 {
+            return Ok(());
+        }
+        prefer(backend, number, view.node, effort);
+        let mapping = of_view(view.standby, len, (new.file, new.offset));
+        count_mapping(effort);
+        // SAFETY: the standby is the worker's.
+        unsafe { map_hidden(backend, &mapping, true) }.map_err(|errno| {
+            effort.after.torn_standby = Some(number);
+            (Call::Map, errno)
+        })?;
+        effort.count(Call::Lock);
+        // Under `mlockall` the mapping is locked, and the lock would move along.
+        // SAFETY: as above.
+        unsafe { backend.unlock(view.standby, len) }.map_err(|errno| (Call::Lock, errno))
+    }
+
     /// Closes the views: from now on a thread that touches one sleeps in a page fault. The caller then
     /// closes the span by a call that holds the lock of the address space (mmap_lock) for writing. Such
     /// a call waits for writes by `/proc/PID/mem`, which MADV_DONTNEED does not.
@@ -137,12 +203,23 @@ impl Attempt<'_> {
     /// # Safety
     /// As [`attempt`](super::attempt). The views are closed, and the span maps the new frames.
     pub(super) unsafe fn open_views(&self, effort: &mut Effort) {
-        let Work { span: Span { len, .. }, new, .. } = *self.work;
+        let Work { span: Span { len, .. }, old, new, .. } = *self.work;
         let (backend, tracker) = (self.tools.backend, self.following.tracker);
         for (number, view) in self.views() {
             prefer(backend, number, view.node, effort);
-            // SAFETY: forwarded to the caller.
-            unsafe { map(backend, view.addr, len, (new.file, new.offset), effort) };
+            // SAFETY: forwarded to the caller: the standby has the new frames.
+            let moved = view.standby != 0
+                && unsafe {
+                    effort.count(Call::Exchange);
+                    backend.exchange(view.standby, view.addr, len).is_ok()
+                };
+            if !moved {
+                let mapping = of_view(view.addr, len, (new.file, new.offset));
+                // After a failed exchange the view may be a hole.
+                let is_torn = view.standby != 0;
+                // SAFETY: forwarded to the caller.
+                unsafe { map(backend, &mapping, is_torn, (old.file, old.offset), effort) };
+            }
             wake(backend, tracker, (view.addr, len), effort);
         }
         self.prefer_own(effort);
@@ -188,30 +265,49 @@ impl Attempt<'_> {
 
 /// Maps frames again in a view that maps them already, so that its many mappings become one. Threads
 /// that find a hole meanwhile wait for the slot, which `span`, the same part of the region, publishes.
+/// Its page tables come from its node, and those of the calling thread from `preferred` afterwards.
 ///
 /// # Safety
 /// As [`map_again`](super::commit::map_again).
 #[cfg(not(loom))]
 pub(crate) unsafe fn map_view_again(
     tools: &Tools<'_>,
-    span: &Span,
-    view: ViewSpan,
+    (span, view): (&Span, ViewSpan),
     frames: (MemoryFile, u64),
+    preferred: Option<NodeId>,
     counters: &mut Counters,
-) {
+) -> Result<(), Errno> {
     let Tools { slot, epoch, backend } = *tools;
-    if !backend.has_file(frames.0) {
-        return; // the view stays as it is
+    let (file, offset) = frames;
+    if !backend.has_file(file) {
+        return Err(Errno(libc::EBADF)); // the view stays as it is
     }
     let effort = &mut Effort::counting_on(*counters);
+    prefer(backend, 0, view.node, effort);
+    let mapping = of_view(view.addr, span.len, frames);
     let from = monotonic_ns();
     // SAFETY: `backend` outlives this function, which retires the slot.
     unsafe { slot.publish(epoch, span, super::commit::erase(backend)) };
-    // SAFETY: forwarded to the caller.
-    unsafe { map(backend, view.addr, span.len, frames, effort) };
+    count_mapping(effort);
+    let joined = persist(effort, |refusals| {
+        // SAFETY: forwarded to the caller.
+        match unsafe { map_hidden(backend, &mapping, refusals == 0) } {
+            Ok(()) => Some(Ok(())),
+            // The view maps these frames before and after, so only a hole must be filled.
+            Err(errno)
+                if refusals > 0 && backend.maps(view.addr, span.len, file, offset) == Ok(true) =>
+            {
+                Some(Err(errno))
+            }
+            Err(errno) => give_up(backend, file, refusals, errno),
+        }
+    });
     slot.retire();
     effort.counters.window_ns = monotonic_ns().saturating_sub(from).max(1);
+    effort.count(Call::PreferTables);
+    let _ = backend.prefer_tables_on(preferred.map(|node| node.0));
     *counters = effort.counters;
+    joined
 }
 
 /// Has page tables of a view come from its node.
@@ -222,45 +318,77 @@ fn prefer(backend: &dyn Backend, number: usize, node: NodeId, effort: &mut Effor
     }
 }
 
-/// Maps frames in a view, and hides it from children and core dumps. After a failure it may be a hole,
-/// or threads may wait there, so the call is repeated until it succeeds.
+/// A view's mapping of frames.
+fn of_view(addr: usize, len: usize, (file, offset): (MemoryFile, u64)) -> Mapping {
+    Mapping { addr, len, file, offset, prot: Prot::READ_WRITE, populate: true }
+}
+
+/// Counts the calls of [`map_hidden`].
+fn count_mapping(effort: &mut Effort) {
+    effort.count(Call::Map);
+    effort.counters.calls[Call::Advise as usize] += 2;
+}
+
+/// Maps frames, and hides the mapping from children and core dumps. If it is not the `first` call, there
+/// may be a hole, into which another thread may have mapped memory; that is not replaced.
 ///
 /// # Safety
-/// The range is that of a view, which may map these frames.
+/// The range is the caller's.
+unsafe fn map_hidden(backend: &dyn Backend, mapping: &Mapping, first: bool) -> Result<(), Errno> {
+    // SAFETY: forwarded to the caller. Nothing is lost if a child or a core dump does get the mapping.
+    while_mapping(|| unsafe {
+        if first { backend.map(mapping) } else { backend.map_own(mapping) }?;
+        let _ = backend.advise(mapping.addr, mapping.len, Advice::DontFork);
+        let _ = backend.advise(mapping.addr, mapping.len, Advice::DontDump);
+        Ok(())
+    })
+}
+
+/// Maps new frames in a closed view, which must not keep its old frames. After a failure it may be a
+/// hole, so the call is repeated until it succeeds.
+///
+/// # Safety
+/// The range is that of a view that is closed.
 unsafe fn map(
     backend: &dyn Backend,
-    addr: usize,
-    len: usize,
-    (file, offset): (MemoryFile, u64),
+    mapping: &Mapping,
+    is_torn: bool,
+    (old_file, old_offset): (MemoryFile, u64),
     effort: &mut Effort,
 ) {
-    let mapping = Mapping { addr, len, file, offset, prot: Prot::READ_WRITE, populate: true };
-    effort.count(Call::Map);
+    let Mapping { addr, len, file, .. } = *mapping;
+    count_mapping(effort);
     persist(effort, |refusals| {
-        // SAFETY: forwarded to the caller. After a failure another thread may have mapped memory into
-        // the hole; `map_own` checks the owner.
-        let mapped = while_mapping(|| unsafe {
-            let mapped =
-                if refusals == 0 { backend.map(&mapping) } else { backend.map_own(&mapping) };
-            // Nothing is lost if a child or a core dump does get the view.
-            mapped.map(|()| {
-                let _ = backend.advise(addr, len, Advice::DontFork);
-                let _ = backend.advise(addr, len, Advice::DontDump);
-            })
-        });
-        match mapped {
+        // SAFETY: forwarded to the caller.
+        match unsafe { map_hidden(backend, mapping, refusals == 0 && !is_torn) } {
             Ok(()) => Some(()),
-            // The view cannot stay as it is: its frames are no longer the region's.
-            Err(errno @ Errno(libc::EEXIST | libc::EPERM | libc::EACCES))
-                if is_foreign_for_long(refusals) =>
+            // For a second nobody has given a mapping or locked memory back. Those who could may be
+            // waiting for this view. Without its old mapping, the process has one mapping less.
+            Err(Errno(libc::ENOMEM | libc::EAGAIN))
+                if is_foreign_for_long(refusals)
+                    && backend.maps(addr, len, old_file, old_offset) == Ok(true) =>
             {
-                end_process(errno)
+                unmap(backend, addr, len)
             }
-            Err(errno) if refusals > 0 && !backend.has_file(file) => end_process(errno),
-            Err(_) => None,
+            Err(errno) => give_up(backend, file, refusals, errno),
         }
     });
-    effort.counters.calls[Call::Advise as usize] += 2;
+}
+
+/// Unmaps a part of a view that is closed, so that the next call finds a hole.
+fn unmap(backend: &dyn Backend, addr: usize, len: usize) -> Option<()> {
+    // SAFETY: threads that find the hole wait for the slot.
+    let _ = unsafe { backend.release(addr, len) };
+    None
+}
+
+/// Ends the process if a refused call cannot succeed any more. Returns `None`, to repeat it.
+fn give_up<T>(backend: &dyn Backend, file: MemoryFile, refusals: u64, errno: Errno) -> Option<T> {
+    let is_final = matches!(errno.0, libc::EEXIST | libc::EPERM | libc::EACCES);
+    if is_final && is_foreign_for_long(refusals) || refusals > 0 && !backend.has_file(file) {
+        end_process(errno);
+    }
+    None
 }
 
 /// Ends the registration of a range that keeps its frames, and wakes all threads that wait for it.

@@ -200,7 +200,8 @@ pub(super) fn mapping_headroom(
         let pages: Vec<u64> = claimed.iter().map(Claimed::moving_pages).collect();
         // Regions that have leapt before have these mappings already.
         let (blocks, apart) = mappings_apart(&pages);
-        demand.always += (blocks as usize).saturating_sub(observe::pool_mapping_count()?);
+        demand.always +=
+            (blocks as usize * (1 + most_views)).saturating_sub(observe::pool_mapping_count()?);
         demand.always += apart as usize * (1 + most_views);
     } else {
         let parts = claimed.iter().map(|one| {
@@ -213,7 +214,7 @@ pub(super) fn mapping_headroom(
                 (&a.from, end(a), a.attributes) == (&b.from, b.from_frame, b.attributes)
                     && a.pages.end == b.pages.start
             });
-            2 * arrive + arrive.saturating_sub(lie)
+            2 * arrive + (1 + views(one)) * arrive.saturating_sub(lie)
         });
         demand.in_parts = Some(parts.sum());
     }

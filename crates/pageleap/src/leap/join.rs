@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use super::legs::Leg;
 use super::present::{Looks, restore_attributes, tell_lost};
 use super::site::Site;
-use crate::backend::{Call, Haste, Mapping};
+use crate::backend::{Call, Errno, Haste, Mapping};
 use crate::engine::commit::{Source, map_again};
 use crate::engine::effort::Counters;
 use crate::engine::slot::{Slot, Span};
@@ -22,6 +22,7 @@ use crate::observe::Attributes;
 use crate::pool::{Run, Share};
 use crate::region::{HUGETLB_BLOCK, RegionInner};
 use crate::sync::{Mutex, lock, monotonic_ns};
+use crate::units::NodeId;
 
 /// Pages of a block, and its alignment in pages. A window takes some 250 us.
 const BLOCK: u64 = HUGETLB_BLOCK;
@@ -132,6 +133,8 @@ pub(super) struct Joining<'a> {
     pub(super) site: &'a Site,
     pub(super) looks: &'a Looks,
     pub(super) slot: &'static Slot,
+    /// The node from which page tables of this thread come.
+    pub(super) preferred: Option<NodeId>,
     pub(super) books: Books<'a>,
 }
 
@@ -226,7 +229,7 @@ impl Joiner {
                 for (mapping, attributes) in looks.to_join(site.backend(), leg, &mapping) {
                     whole &= self.join_mapping(with, &attributes, (&mapping, &leg.to));
                 }
-                join_views(with, region, &mapping);
+                whole &= join_views(with, region, &mapping);
             }
         }
         whole
@@ -261,29 +264,42 @@ impl Joiner {
             share.mend_hole(frames);
         }
         if let Err(errno) = joined {
-            let text = format!("mappings stay apart: mmap failed with {errno}");
-            books.warn_once(Warning::of(WarningKind::Mappings, text, Call::Map, errno));
+            books.warn_once(apart(errno));
         }
         tell_lost(books, restored);
         joined.is_ok()
     }
 }
 
-/// Makes one mapping of a block in each view.
+fn apart(errno: Errno) -> Warning {
+    let text = format!("mappings stay apart: mmap failed with {errno}");
+    Warning::of(WarningKind::Mappings, text, Call::Map, errno)
+}
+
+/// Makes one mapping of a block in each view. Returns whether all calls succeeded.
 fn join_views(
-    Joining { site, slot, books, .. }: Joining<'_>,
+    Joining { site, slot, preferred, books, .. }: Joining<'_>,
     region: &RegionInner,
     mapping: &Mapping,
-) {
+) -> bool {
+    let mut whole = true;
     let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
     let views = region.views_at(mapping.addr - region.start);
     for view in views.as_slice() {
         let mut counters = Counters::default();
         let frames = (mapping.file, mapping.offset);
         // SAFETY: the block is claimed, and the view maps exactly these frames already.
-        unsafe { map_view_again(&site.tools(slot), &span, *view, frames, &mut counters) };
+        let joined = unsafe {
+            let what = (&span, *view);
+            map_view_again(&site.tools(slot), what, frames, preferred, &mut counters)
+        };
         books.add(&counters);
+        if let Err(errno) = joined {
+            whole = false;
+            books.warn_once(apart(errno));
+        }
     }
+    whole
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ mod recycle;
 mod signals;
 mod site;
 mod slots;
+mod standby;
 mod tables;
 mod threads;
 mod tracker;
@@ -389,24 +390,7 @@ impl<'a> Migration<'a> {
         let together = threads > 1 && page.is_hugetlb();
         let slots = ClaimedSlot::claim(if together { 1 } else { threads }, threads)?;
         let (items, legs, areas) = items_and_legs(&mut claimed);
-        let settings = Settings {
-            policy: self.retry_policy(),
-            most_held_early: engine.most_held_early(),
-            pace: self.pace(engine, page, &legs),
-            low_contention_pace: chosen
-                .at_low_contention
-                .as_ref()
-                .map(|_| self.low_contention_pace(page, &legs)),
-            rate_limit: self.rate_limit,
-            patience: self.pin_patience,
-            most_pieces: headroom.most_pieces,
-            page_bytes: page.bytes(),
-            threads,
-            // A deadline that the clock cannot represent means no deadline.
-            deadline: self.timeout.and_then(|t| Instant::now().checked_add(t)),
-            engine: engine.into(),
-            engine_reason: chosen.reason.clone(),
-        };
+        let settings = self.settings(&chosen, (page, &legs), headroom.most_pieces, threads);
         let may_run_here =
             waits && !has_views && may_run_here(&claimed, threads, backend.is_host_memory());
         let runs_on = match self.kept() {
@@ -416,11 +400,13 @@ impl<'a> Migration<'a> {
         };
         let may_fall_back = choice == EngineChoice::Auto;
         let trackers = Trackers::new(&backend, page, chosen, may_fall_back, &slots);
+        let standbys = views::standbys(&backend, &claimed, (&legs, page), slots.len())?;
         let mover = FrameMover::new(Prepared {
             site: Site::new(backend, page, legs, &claimed),
             claimed,
             threads: Threads::new(runs_on, cpus, has_views),
             trackers,
+            standbys,
             slots,
             copies_together: together,
             nodes,
@@ -434,6 +420,34 @@ impl<'a> Migration<'a> {
         let run = Running::new(mover, items, areas, settings, warnings, began);
         tell_regions(self.ranges.iter().map(|(region, ..)| *region), run.shared());
         Ok(run)
+    }
+
+    fn settings(
+        &self,
+        chosen: &choice::Chosen<OpenTracker>,
+        (page, legs): (PageSize, &[Leg]),
+        most_pieces: usize,
+        threads: usize,
+    ) -> Settings {
+        let engine = chosen.engine;
+        Settings {
+            policy: self.retry_policy(),
+            most_held_early: engine.most_held_early(),
+            pace: self.pace(engine, page, legs),
+            low_contention_pace: chosen
+                .at_low_contention
+                .as_ref()
+                .map(|_| self.low_contention_pace(page, legs)),
+            rate_limit: self.rate_limit,
+            patience: self.pin_patience,
+            most_pieces,
+            page_bytes: page.bytes(),
+            threads,
+            // A deadline that the clock cannot represent means no deadline.
+            deadline: self.timeout.and_then(|t| Instant::now().checked_add(t)),
+            engine: engine.into(),
+            engine_reason: chosen.reason.clone(),
+        }
     }
 
     fn claim_all(&self) -> Result<Vec<Claimed>, Error> {

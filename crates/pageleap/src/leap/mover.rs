@@ -34,6 +34,7 @@ use super::recycle::{Remains, Vacated, VacatedFrames};
 use super::signals::Signals;
 use super::site::{Place, Site};
 use super::slots::ClaimedSlot;
+use super::standby::Standbys;
 use super::threads::{Precedence, Threads};
 use super::trackers::{Traced, Trackers};
 use super::under_way::{Descriptors, withdrawn};
@@ -64,6 +65,8 @@ pub(super) struct Prepared {
     pub(super) claimed: Vec<Claimed>,
     pub(super) threads: Threads,
     pub(super) trackers: Trackers,
+    /// Those of each worker.
+    pub(super) standbys: Vec<Standbys>,
     /// One for each worker.
     pub(super) slots: Vec<ClaimedSlot>,
     /// Whether all threads copy one area after the other together, as helpers of one worker.
@@ -90,6 +93,8 @@ pub(super) struct FrameMover {
     owners: Vec<Owner>,
     threads: Threads,
     trackers: Trackers,
+    /// For the workers, each of which takes its own.
+    standbys: Mutex<Vec<Standbys>>,
     slots: Vec<ClaimedSlot>,
     copies_together: bool,
     nodes: BTreeSet<NodeId>,
@@ -115,6 +120,7 @@ pub(super) struct Worker {
     tables: TablePolicy,
     traced: Traced,
     precedence: Precedence,
+    standbys: Option<Standbys>,
     /// The attributes that it has read last, with their time.
     known: Option<Known>,
 }
@@ -123,6 +129,7 @@ impl FrameMover {
     pub(super) fn new(prepared: Prepared) -> FrameMover {
         let Prepared { site, claimed, threads, trackers, slots, nodes, copies_together, .. } =
             prepared;
+        let standbys = Mutex::new(prepared.standbys);
         let Prepared { start_look, most_vacated, max_rounds, may_try, began, .. } = prepared;
         FrameMover {
             owners: claimed.iter().map(|claimed| claimed.claim.owner()).collect(),
@@ -138,6 +145,7 @@ impl FrameMover {
             claimed: Mutex::new(claimed),
             threads,
             trackers,
+            standbys,
             slots,
             copies_together,
             nodes,
@@ -155,8 +163,13 @@ impl FrameMover {
         self.site.backend()
     }
 
-    fn joining<'a>(&'a self, slot: &'static Slot, books: Books<'a>) -> Joining<'a> {
-        Joining { site: &self.site, looks: &self.looks, slot, books }
+    fn joining<'a>(
+        &'a self,
+        slot: &'static Slot,
+        preferred: Option<NodeId>,
+        books: Books<'a>,
+    ) -> Joining<'a> {
+        Joining { site: &self.site, looks: &self.looks, slot, preferred, books }
     }
 
     /// Allows or forbids calls to withdraw pages that are not under way. Pages of hugetlb memory
@@ -312,7 +325,7 @@ impl Mover for FrameMover {
                 self.set_open(true);
                 work();
             });
-            self.joiner.join_rest(self.joining(self.slots[0].slot(), books));
+            self.joiner.join_rest(self.joining(self.slots[0].slot(), None, books));
         });
     }
 
@@ -326,6 +339,7 @@ impl Mover for FrameMover {
             tables: TablePolicy::default(),
             traced: Traced::new(self.threads.watch()),
             precedence: Precedence::new(first),
+            standbys: lock(&self.standbys).pop(),
             known: Some(self.looks.known_at_start()),
         }
     }
@@ -376,6 +390,9 @@ impl Mover for FrameMover {
             worker.tables.prefer_source(place.leg, self.backend(), terms.books);
         }
         work.views.of_span = worker.tables.preferred();
+        if let Some(standbys) = worker.standbys.as_ref().filter(|_| !self.site.page.is_hugetlb()) {
+            standbys.stand_by(&mut work.views);
+        }
         let mut ended = match prepared {
             // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing
             // these pages; the new frames are the job's until the commit maps them; the backend
@@ -383,6 +400,9 @@ impl Mover for FrameMover {
             Ok(_) => unsafe { engine::attempt(by.engine, &self.site.tools(worker.slot), &work) },
             Err((call, errno)) => AttemptEnd::refused(by.engine, &work, call, errno),
         };
+        if let (Some(number), Some(standbys)) = (ended.after.torn_standby, &mut worker.standbys) {
+            standbys.replace_torn(number, work.views.as_slice()[number].addr, work.span.len);
+        }
         ended.after.split |= work.maybe_split;
         // A writer may have made the engine close an area for its copy, although that was not
         // planned.
@@ -413,7 +433,8 @@ impl Mover for FrameMover {
     }
 
     fn after(&self, worker: &mut Worker, books: Books<'_>) {
-        self.joiner.join_due(self.joining(worker.slot, books));
+        let preferred = worker.tables.preferred();
+        self.joiner.join_due(self.joining(worker.slot, preferred, books));
         self.vacated.give_back_in_parts(self.backend(), self.trackers.own(), books);
     }
 

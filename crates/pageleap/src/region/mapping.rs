@@ -104,7 +104,11 @@ impl RegionInner {
 
     /// Unmaps backed pages and gives their frames back.
     pub(super) fn unback(&self, pages: Range<u64>) -> Result<(), Error> {
-        let extents = lock(&self.extents).remove(pages);
+        let extents = lock(&self.extents).remove(pages.clone());
+        if extents.is_empty() && !lock(&self.limbo).is_empty() {
+            // Views may still map these pages since an earlier call.
+            return self.vacate_views(&pages);
+        }
         let mut failure = None;
         for extent in extents {
             let (addr, len) = (self.addr(extent.pages.start), self.bytes(extent.frames().frames));

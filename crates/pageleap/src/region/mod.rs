@@ -133,6 +133,8 @@ pub(crate) struct RegionInner {
     dependents: Dependents,
     /// Its further mappings. Changed under a claim of all its bytes.
     views: Mutex<Vec<Arc<Replica>>>,
+    /// Views that could not be unmapped after a call had failed.
+    lost_views: Mutex<Vec<Arc<Replica>>>,
 }
 
 impl Region {
@@ -202,6 +204,7 @@ impl Region {
             jobs: Mutex::new(Vec::new()),
             dependents: Dependents::default(),
             views: Mutex::new(Vec::new()),
+            lost_views: Mutex::new(Vec::new()),
         })))
     }
 
@@ -316,11 +319,14 @@ impl Region {
                 page += run.frames;
             }
         }
-        let mapped = inner.map_all_new(&new, &target);
-        let mapped =
-            mapped.and_then(|()| inner.map_in_views(&new).map_err(|error| (error, pages.clone())));
+        let mut left_views = Ok(());
+        let mapped = inner.map_all_new(&new, &target).and_then(|()| {
+            inner.map_in_views(&new).map_err(|error| {
+                left_views = inner.vacate_views(&pages);
+                (error, pages.clone())
+            })
+        });
         if let Err((error, mapped)) = mapped {
-            let left_views = inner.vacate_views(&pages);
             let (part, len) = (inner.addr(pages.start), inner.bytes(mapped.end - pages.start));
             // SAFETY: the part was unbacked before, and no other code knows of its new frames.
             let vacated = unsafe { inner.backend.vacate(part, len) };

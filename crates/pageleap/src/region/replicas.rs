@@ -232,8 +232,9 @@ impl Region {
             done = inner.map_in(&made, &extents, true);
         }
         if let Err(error) = done {
-            // An address range that cannot be unmapped stays reserved; no one uses it.
-            made.iter().for_each(|view| _ = inner.release_view(view));
+            // What cannot be unmapped now is unmapped with the region.
+            made.retain(|view| inner.release_view(view).is_err());
+            lock(&inner.lost_views).extend(made);
             return Err(error);
         }
         lock(&inner.views).extend(made);
@@ -307,14 +308,14 @@ impl RegionInner {
     pub(crate) fn views_at(&self, first: usize) -> Views {
         let mut spans = Views::NONE;
         for view in &*lock(&self.views) {
-            spans.push(ViewSpan { addr: view.start + first, node: view.node });
+            spans.push(ViewSpan { addr: view.start + first, node: view.node, standby: 0 });
         }
         spans
     }
 
     /// Notes in the views' accounts which page tables an attempt on a part has left.
     pub(crate) fn note_views(&self, range: &Range<usize>, after: &AfterState) {
-        for (number, view) in lock(&self.views).iter().enumerate() {
+        for (number, view) in self.views().iter().enumerate() {
             let is_asked = after.unasked_views & 1 << number == 0;
             let part = view.start + range.start..view.start + range.end;
             let mut tables = lock(&view.tables);
@@ -414,7 +415,8 @@ impl RegionInner {
 
     /// Unmaps all views at the end of the region. Returns whether the frames may go to others.
     pub(super) fn release_views(&self) -> bool {
-        let views = std::mem::take(&mut *lock(&self.views));
+        let mut views = std::mem::take(&mut *lock(&self.views));
+        views.append(&mut lock(&self.lost_views));
         // All of them, also if one is refused.
         views.iter().filter(|view| self.release_view(view).is_err()).count() == 0
     }
@@ -452,13 +454,13 @@ impl RegionInner {
     ) -> Result<(), Error> {
         let map_all = |may_ask: bool| {
             views.iter().try_for_each(|view| {
-                let asked = match self.backend.prefer_tables_on(Some(view.node.0)) {
-                    _ if !may_ask => None,
-                    Ok(()) => Some(view.node),
-                    Err(errno) if must_ask => {
+                // Only a thread of our own may get another policy.
+                let asked = may_ask.then(|| self.backend.prefer_tables_on(Some(view.node.0)));
+                let asked = match asked {
+                    Some(Err(errno)) if must_ask => {
                         return Err(Error::call(Call::PreferTables, 0, 0, errno));
                     }
-                    Err(_) => None,
+                    asked => asked.and_then(Result::ok).map(|()| view.node),
                 };
                 let mut pieces = new.iter().flat_map(|extent| self.pieces(extent));
                 pieces.try_for_each(|piece| self.map_in_view(view, &piece, asked))

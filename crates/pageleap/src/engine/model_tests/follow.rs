@@ -48,7 +48,7 @@ impl By {
         let page = PageSize::Base;
         let ways = engines
             .flat_map(|engine| [false, true].map(|hold| By { engine, hold, page, view: false }));
-        let closing = |page, view| By { engine: Engine::StopCopy, hold: false, page, view: view };
+        let closing = |page, view| By { engine: Engine::StopCopy, hold: false, page, view };
         let huge = PageSize::Huge2M;
         let others = [closing(huge, false), closing(page, true), closing(huge, true)];
         ways.filter(|by| !by.hold || by.can_hold()).chain(others).collect()
@@ -85,6 +85,8 @@ struct Fixture {
     span: usize,
     /// A view of the span.
     view: Option<usize>,
+    /// Its standby, or 0 for hugetlb pages.
+    standby: usize,
     alias: usize,
     park: usize,
     files: [MemoryFile; 2],
@@ -100,6 +102,8 @@ impl Fixture {
         let addresses = [(); 4].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
         let [span, alias, park, view] = addresses;
         let view = by.view.then_some(view);
+        let has_standby = by.view && !by.page.is_hugetlb();
+        let standby = if has_standby { model.reserve(LEN, BASE_PAGE).unwrap() } else { 0 };
         let all = [(span, files[0]), (alias, files[1]), (park, files[0])].into_iter();
         for (addr, file) in all.chain(view.map(|view| (view, files[0]))) {
             let prot = Prot::READ_WRITE;
@@ -110,7 +114,7 @@ impl Fixture {
         let table = SlotTable::new();
         assert_eq!(table.claim(), Some(0));
         let tracker = model.open_tracker(by.engine.needs_for(by.page).unwrap()).unwrap();
-        Fixture { model, table, span, view, alias, park, files, tracker, by }
+        Fixture { model, table, span, view, standby, alias, park, files, tracker, by }
     }
 
     /// An attempt on the view, from frames of one file to frames of another. Each file comes with
@@ -125,7 +129,9 @@ impl Fixture {
     ) -> AttemptEnd {
         let frames = |(file, alias)| Frames { alias, file, offset: 0 };
         let mut views = Views::NONE;
-        self.view.iter().for_each(|addr| views.push(ViewSpan { addr: *addr, node: NodeId(1) }));
+        self.view.iter().for_each(|addr| {
+            views.push(ViewSpan { addr: *addr, node: NodeId(1), standby: self.standby });
+        });
         let work = Work {
             span: Span { addr: self.span, len: LEN, prot: Prot::READ_WRITE },
             old: frames(from),
