@@ -315,6 +315,10 @@ fn remedy(call: Call, errno: Errno) -> &'static str {
         (Call::CreateFile, libc::EFBIG) => {
             "raise RLIMIT_FSIZE (ulimit -f), which also limits memory files"
         }
+        (Call::Reserve | Call::Map, libc::EAGAIN) => {
+            "raise RLIMIT_MEMLOCK (ulimit -l) or grant CAP_IPC_LOCK: after mlockall(MCL_FUTURE) each \
+             mapping counts against it, at least for a moment"
+        }
         (Call::Lock, _) => "raise RLIMIT_MEMLOCK (ulimit -l) or grant CAP_IPC_LOCK",
         (_, libc::EPERM | libc::ENOSYS | libc::EACCES) => {
             "allow the call in the seccomp profile, or grant CAP_SYS_NICE (in a container: docker run \

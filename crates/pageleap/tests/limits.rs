@@ -103,7 +103,11 @@ fn running_out_of_address_space_loses_nothing() {
 fn running_out_of_threads_loses_nothing() {
     cases(
         "running_out_of_threads_loses_nothing",
-        &[("a job", without_threads_a_job, FINE), ("a pool", without_threads_a_pool, FINE)],
+        &[
+            ("a job", without_threads_a_job, FINE),
+            ("a pool", without_threads_a_pool, FINE),
+            ("views", without_threads_views, FINE),
+        ],
     );
 }
 
@@ -141,6 +145,44 @@ fn without_threads_a_pool() {
     forbid_threads(true);
     let (_pools, region) = scene();
     assert!(is_zero(&region, 0..BYTES));
+}
+
+/// The memory policy of the calling thread: its mode and its nodes.
+fn own_policy() -> (i32, [u64; 16]) {
+    let (mut mode, mut nodes) = (0, [0u64; 16]);
+    // SAFETY: the call writes a number and as many bits as the array has.
+    let rc = unsafe {
+        let (mode, nodes) = (&raw mut mode, nodes.as_mut_ptr());
+        libc::syscall(libc::SYS_get_mempolicy, mode, nodes, 1024usize, 0usize, 0usize)
+    };
+    assert_eq!(rc, 0);
+    (mode, nodes)
+}
+
+/// Without a thread of the library, the caller's own maps the views, under its own memory policy.
+fn without_threads_views() {
+    if common::is_root() {
+        common::become_nobody();
+    }
+    let (pools, mut region) = scene();
+    let node = nodes()[0];
+    forbid_threads(true);
+    let refused = region.replicate([node]).unwrap_err();
+    assert!(matches!(refused, Error::NoThread { .. }), "{refused}");
+    assert!(region.views().is_empty());
+    forbid_threads(false);
+    region.replicate([node]).unwrap();
+    stamp(&region, 0..BYTES, 1);
+    region.discard(0..BYTES).unwrap();
+    forbid_threads(true);
+    let before = own_policy();
+    region.back(0..BYTES, &pools[0]).unwrap();
+    assert_eq!(own_policy(), before);
+    forbid_threads(false);
+    let views = region.views();
+    let words = views[0].atomics_u64(0..BYTES).unwrap();
+    words[7].store(5, Relaxed);
+    assert_eq!(region.atomics_u64(0..BYTES).unwrap()[7].load(Relaxed), 5);
 }
 
 /// A limit that falls while a job runs also meets whatever else the process allocates, so these

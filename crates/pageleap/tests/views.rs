@@ -352,6 +352,7 @@ fn limits_are_told_before_anything_is_changed() {
         &[
             ("userfaultfd", without_userfaultfd),
             ("locked", all_memory_is_locked),
+            ("little may be locked", little_may_be_locked),
             ("address space", too_little_address_space),
         ],
     );
@@ -399,6 +400,52 @@ fn all_memory_is_locked() {
         check_views(&region, 1);
         words_agree(&region);
         check_stamp(&region, 0..4 * MB, 1);
+    }
+}
+
+/// Gives up the capability to lock any amount of memory, and lowers the limit for all others.
+fn limit_locked_memory(bytes: u64) {
+    const IPC_LOCK: u32 = 14;
+    let (mut head, mut sets) = ([0x2008_0522u32, 0], [[0u32; 3]; 2]);
+    // SAFETY: the calls read and write these arrays, whose layout is that of version 3.
+    unsafe {
+        let (head, sets) = (head.as_mut_ptr(), &raw mut sets);
+        assert_eq!(libc::syscall(libc::SYS_capget, head, sets), 0);
+        (*sets)[0][0] &= !(1 << IPC_LOCK);
+        assert_eq!(libc::syscall(libc::SYS_capset, head, sets), 0);
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        assert_eq!(libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit), 0);
+        limit.rlim_cur = bytes.min(limit.rlim_max);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit), 0);
+    }
+}
+
+/// Once the region has its new frames, no limit of locked memory keeps the views from them.
+fn little_may_be_locked() {
+    if !works(Engine::StopCopy.into()) {
+        return;
+    }
+    let bytes = 2 * MB;
+    let [near, far] = pools(PageSize::Base, bytes as u64).unwrap();
+    let region = Region::new(&near, bytes).unwrap();
+    stamp(&region, 0..bytes, 1);
+    region.replicate(repeat_n(nodes()[0], 3)).unwrap();
+    limit_locked_memory(8 << 20);
+    // SAFETY: the call takes a number.
+    if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+        return;
+    }
+    for to in [&far, &near, &far, &near] {
+        let report = Migration::new()
+            .range(&region, 0..bytes, to)
+            .area_bytes(256 << 10)
+            .start()
+            .unwrap()
+            .wait();
+        assert!(report.ended.is_completed(), "{report}");
+        check_views(&region, 3);
+        words_agree(&region);
+        check_stamp(&region, 0..bytes, 1);
     }
 }
 

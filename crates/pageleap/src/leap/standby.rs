@@ -45,6 +45,9 @@ impl Standbys {
     fn reserve(&self) -> Result<Standby, Error> {
         let bytes = self.most.next_multiple_of(ALIGN) + ALIGN;
         let start = reserve_aligned(&*self.backend, bytes)?;
+        // After `mlockall(MCL_FUTURE)` it would count against RLIMIT_MEMLOCK.
+        // SAFETY: the range was just reserved.
+        let _ = unsafe { self.backend.unlock(start, bytes) };
         let listed = Some(Listed::new(&ALIASES, &*self.backend, start, bytes));
         Ok(Standby { start, bytes, listed, torn: None })
     }
