@@ -132,6 +132,54 @@ fn moves_of_page_tables_stand_beside_leaps() {
 }
 
 #[test]
+fn views_are_measured_against_their_number() {
+    let flags = ["bench", "page-tables", "--size", "8m", "--runs", "2", "--views", "3"];
+    let output = pageleap(&[&flags[..], &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&object["part_bytes"], &object["views_at_most"]), (&(2 << 20).into(), &3.into()));
+    let numbers = |table: &str, key: &str, name: &str, number: &str| -> Vec<u64> {
+        let rows = object[table].as_array().unwrap();
+        let of_name = rows.iter().filter(|row| row[key] == name);
+        of_name.map(|row| row[number].as_u64().unwrap()).collect()
+    };
+    for step in ["leap", "discard", "back"] {
+        assert_eq!(numbers("views", "step", step, "views"), [0, 1, 2, 3]);
+        let tables = numbers("views", "step", step, "page_table_bytes");
+        assert!(tables[0] == 0 && tables.is_sorted(), "{tables:?}");
+        // A page of PTEs for each 2 MB of each view.
+        assert!(tables[3] >= 3 * 4 * 4096, "{tables:?}");
+    }
+    assert_eq!(numbers("views", "step", "replicate", "views"), [1, 2, 3]);
+    for call in ["mmap", "mprotect", "mremap", "munmap"] {
+        assert_eq!(numbers("mapping_calls", "call", call, "mappings"), [1, 2, 3, 4]);
+    }
+    let notes = object["views_notes"].to_string();
+    let is_refused = notes.contains("leap: not measured");
+    let ratios = [("views", "to_no_views_ratio"), ("mapping_calls", "to_one_mapping_ratio")];
+    for (table, ratio) in ratios {
+        for row in object[table].as_array().unwrap() {
+            let value = |end: &str| row[format!("{ratio}{end}")].as_f64();
+            let ordered = [value("_min"), value(""), value("_max")];
+            let has_none = row["step"] == "replicate" || row["step"] == "leap" && is_refused;
+            assert!(has_none || ordered[0].is_some() && ordered.is_sorted(), "{row}");
+        }
+    }
+    assert!(notes.contains("Phoenix (OSDI 2024)"), "{notes}");
+
+    let text = pageleap(&flags);
+    let text = String::from_utf8_lossy(&text.stdout);
+    for part in ["Views, by their number", "Calls on plain mappings", " replicate", " munmap"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let without =
+        pageleap(&["bench", "page-tables", "--size", "8m", "--runs", "1", "--views", "0"]);
+    assert!(!String::from_utf8_lossy(&without.stdout).contains("mmap"));
+    let refused = pageleap(&["bench", "page-tables", "--views", "17"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+}
+
+#[test]
 fn probes_stand_beside_sweeps() {
     let flags = ["bench", "prober", "--runs", "2", "--buffer", "4m", "--json"];
     let bin = env!("CARGO_BIN_EXE_pageleap");

@@ -19,6 +19,7 @@
 //! * [`matrix`]: latency and bandwidth of memory from each node to each node.
 //! * [`probing`]: a probe of latency beside the sweep that it replaces.
 //! * [`tables`]: moves of page tables alone, beside leaps of the data.
+//! * [`views`]: views of a region, and mappings of a file, against their number.
 //! * [`churn`]: threads that allocate and free memory, to compare allocators.
 //! * [`memcpy`]: the base line for leaps: copies of the same bytes by one thread.
 //! * [`private`]: private anonymous memory for measurements.
@@ -45,6 +46,7 @@ mod random;
 pub mod sample;
 pub mod statistics;
 pub mod tables;
+pub mod views;
 
 use std::io;
 

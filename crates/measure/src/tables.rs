@@ -75,9 +75,11 @@ pub struct Run {
 
 /// A region whose page tables move, and two pools on the node of its data.
 pub struct Scene {
-    region: Region,
-    pools: [Pool; 2],
-    shadow: Shadow,
+    pub(crate) region: Region,
+    /// The region lies in the first one, except while a leap is measured.
+    pub(crate) pools: [Pool; 2],
+    /// The contents of the region, except while a load runs.
+    pub(crate) shadow: Shadow,
     /// The node where page tables are at home, and the node to which they move.
     tables: [NodeId; 2],
     engine: Engine,

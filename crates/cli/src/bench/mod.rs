@@ -17,6 +17,8 @@ mod place;
 mod prober;
 mod rows;
 mod run;
+mod summaries;
+mod views;
 
 use std::thread::available_parallelism;
 

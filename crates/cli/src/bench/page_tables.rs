@@ -4,11 +4,13 @@ use clap::Args;
 use pageleap::topology::Topology;
 use pageleap::{EngineName, NodeId, PageSize};
 use pageleap_measure::document::{Body, Column, Document, Section, Table, Value, column, fact};
-use pageleap_measure::figures::three_digits;
 use pageleap_measure::memcpy::BaseLine;
 use pageleap_measure::statistics::Summary;
 use pageleap_measure::tables::{Beside, Pair, Run, Scene};
+use pageleap_measure::views::{self as measured_views, Bench};
 
+use super::summaries::{middle, ns, ratio, span};
+use super::views;
 use crate::export::Exports;
 use crate::machine;
 use crate::progress::Steps;
@@ -25,6 +27,11 @@ use crate::{bytes, export, interrupt};
 ///
 /// On a machine with one node page tables are made anew on the same node. That costs the same, and
 /// shows no gain.
+///
+/// Each run also measures views of the region (`replicate`) against their number: 0, 1, 2, 4 and so on,
+/// up to --views, in an order that rotates with the runs. It times making them, a leap of the whole
+/// region at rest, and discarding and backing a part. Beside that stand mmap, mprotect, mremap and
+/// munmap of as many plain mappings of one file.
 ///
 /// Exit code: 0 measured; 1 a failure, or lost writes; 2 a request that makes no sense; 130
 /// interrupted by Ctrl-C.
@@ -48,6 +55,12 @@ pub struct PageTablesArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub runs: u16,
 
+    /// The most views of the region, each for a node with CPUs, and the same nodes again where these
+    /// are fewer; 0 leaves views out
+    #[arg(long, value_name = "N", default_value = "4")]
+    #[arg(value_parser = clap::value_parser!(u8).range(..=i64::from(views::MOST)))]
+    pub views: u8,
+
     /// Print one JSON object to standard output instead of text
     #[arg(long)]
     pub json: bool,
@@ -59,9 +72,11 @@ pub struct PageTablesArgs {
 const EXAMPLES: &str = "\
 Examples:
   pageleap bench page-tables
-      1 GB on the first node
-  pageleap bench page-tables --size 256m --from 0 --to 1 --json > tables.json
-      the data lies on node 0, and its page tables move to node 1 and back";
+      1 GB on the first node, with up to 4 views
+  pageleap bench page-tables --size 256m --views 16
+      what up to 16 views cost
+  pageleap bench page-tables --size 256m --from 0 --to 1 --views 0 --json > tables.json
+      the data lies on node 0, and its page tables move to node 1 and back; no views are made";
 
 /// Measures, prints and exports the runs that are complete.
 pub fn run(args: &PageTablesArgs) -> Result<(), Stop> {
@@ -72,41 +87,62 @@ pub fn run(args: &PageTablesArgs) -> Result<(), Stop> {
     let topology = Topology::read()?;
     let home = topology.nearest_with_cpus(NodeId(from));
     let size = args.size.next_multiple_of(2 << 20);
-    let free = topology.node(NodeId(from))?.free_bytes;
-    // Two pools, and a shadow of every word.
-    if size.saturating_mul(3) > free {
-        let fits = (free / 4) >> 20;
-        let why = format!("node {from} has too little free memory; use --size {fits}m or less");
-        return Err(Refusal::new(why).into());
-    }
-    let mut runs = Vec::new();
-    let mut engine = None;
-    let measured = (|| {
-        let mut steps = Steps::new("moving page tables", usize::from(args.runs), 1);
-        steps.now("filling memory".to_owned());
-        let mut scene = Scene::new(size, NodeId(from), [home, NodeId(to)])?;
-        engine = Some(scene.engine());
-        for nth in 0..usize::from(args.runs) {
-            steps.now("memcpy, page tables, leap".to_owned());
-            let Some(run) = scene.run(nth, &|| interrupt::received().is_some())? else { break };
-            steps.done();
-            steps.row_done(&format!("page tables / leap {:.3}", run.pairs[0].ratio()));
-            runs.push(run);
-            interrupt::stop_if_received(|| format!("{} runs were measured", runs.len()))?;
-        }
-        interrupt::stop_if_received(|| format!("{} runs were measured", runs.len()))
-    })();
-    let rows = Rows { size, from, to, engine, runs };
+    let view_nodes = views::nodes(&topology, args.views);
+    check_memory(&topology, from, size, view_nodes.len())?;
+    let mut rows =
+        Rows { size, from, to, engine: None, runs: Vec::new(), view_nodes, views: Vec::new() };
+    let measured = measure(args, home, &mut rows);
     let printed = match rows.runs.is_empty() {
         true => Ok(()),
-        false => exports.print(&document(&rows)?, args.json),
+        false => exports.print(&document(&rows, args.views)?, args.json),
     };
-    let lost: u64 = rows.runs.iter().flat_map(|run| &run.pairs).map(Pair::lost).sum();
+    let lost = rows.lost();
     if lost > 0 {
         printed?;
         return Err(anyhow::anyhow!("LOST: {lost} words do not have their last value").into());
     }
     export::conclude(measured, printed)
+}
+
+/// Refuses a region for which the node has too little memory.
+fn check_memory(topology: &Topology, node: u32, size: u64, views: usize) -> Result<(), Stop> {
+    let free = topology.node(NodeId(node))?.free_bytes;
+    // Two pools, and a shadow of every word.
+    let scene = size.saturating_mul(3);
+    if scene.saturating_add(measured_views::bytes_beside(size, views)) <= free {
+        return Ok(());
+    }
+    let fits = (free / 4) >> 20;
+    let why = format!("node {node} has too little free memory; use --size {fits}m or less");
+    Err(Refusal::new(why).into())
+}
+
+/// Adds runs to the rows until all are done, or a signal arrives.
+fn measure(args: &PageTablesArgs, home: NodeId, rows: &mut Rows) -> Result<(), Stop> {
+    let stopped = || interrupt::received().is_some();
+    let (runs, with_views) = (usize::from(args.runs), !rows.view_nodes.is_empty());
+    let mut steps = Steps::new("moving page tables", runs, 1 + usize::from(with_views));
+    steps.now("filling memory".to_owned());
+    let mut scene = Scene::new(rows.size, NodeId(rows.from), [home, NodeId(rows.to)])?;
+    rows.engine = Some(scene.engine());
+    for nth in 0..runs {
+        steps.now("memcpy, page tables, leap".to_owned());
+        let Some(run) = scene.run(nth, &stopped)? else { break };
+        steps.done();
+        let ratio = run.pairs[0].ratio();
+        rows.runs.push(run);
+        if with_views {
+            steps.now("views".to_owned());
+            let Some(run) = Bench::new(&mut scene, &rows.view_nodes)?.run(nth, &stopped)? else {
+                break;
+            };
+            steps.done();
+            rows.views.push(run);
+        }
+        steps.row_done(&format!("page tables / leap {ratio:.3}"));
+        interrupt::stop_if_received(|| format!("{} runs were measured", rows.runs.len()))?;
+    }
+    interrupt::stop_if_received(|| format!("{} runs were measured", rows.runs.len()))
 }
 
 /// What was measured.
@@ -116,6 +152,9 @@ struct Rows {
     to: u32,
     engine: Option<EngineName>,
     runs: Vec<Run>,
+    /// A node for each view, at most.
+    view_nodes: Vec<NodeId>,
+    views: Vec<measured_views::Run>,
 }
 
 /// The moves beside one load. Times are for each GB.
@@ -130,6 +169,12 @@ struct Row {
 }
 
 impl Rows {
+    /// Words that did not have their last value.
+    fn lost(&self) -> u64 {
+        let pairs: u64 = self.runs.iter().flat_map(|run| &run.pairs).map(Pair::lost).sum();
+        pairs + self.views.iter().map(|run| run.lost).sum::<u64>()
+    }
+
     fn row(&self, at: usize) -> Row {
         let base = BaseLine::of(&self.runs.iter().map(|run| run.copies).collect::<Vec<_>>());
         let ms = |ns: u64| ns as f64 / 1e6 * (1 << 30) as f64 / self.size as f64;
@@ -150,19 +195,6 @@ impl Rows {
             window: of(&|_, pair| Some(pair.tables.window_ns(1.0)? as f64 / 1e3)),
         }
     }
-}
-
-fn span(of: Option<Summary>) -> Value {
-    let text = |of: Summary| format!("{} to {}", three_digits(of.min), three_digits(of.max));
-    of.map_or(Value::Unknown, |of| text(of).into())
-}
-
-fn middle(of: Option<Summary>) -> Value {
-    of.map_or(Value::Unknown, |of| three_digits(of.median).into())
-}
-
-fn ratio(of: Option<Summary>, pick: fn(Summary) -> f64) -> Value {
-    Value::ratio(of.map(pick))
 }
 
 fn columns() -> Vec<Column<Row>> {
@@ -199,24 +231,24 @@ fn columns() -> Vec<Column<Row>> {
         column("tables_to_memcpy_ratio", "", "", |row: &Row| ratio(row.to_memcpy, |of| of.median)),
         column("tables_to_memcpy_ratio_min", "", "", |row: &Row| ratio(row.to_memcpy, |of| of.min)),
         column("tables_to_memcpy_ratio_max", "", "", |row: &Row| ratio(row.to_memcpy, |of| of.max)),
-        column("memcpy_ns_per_gb", "", "", |row: &Row| ns(row.memcpy, 1e6)),
-        column("leap_ns_per_gb", "", "", |row: &Row| ns(row.leap, 1e6)),
-        column("tables_ns_per_gb", "", "", |row: &Row| ns(row.tables, 1e6)),
-        column("longest_area_ns", "", "", |row: &Row| ns(row.window, 1e3)),
+        column("memcpy_ns_per_gb", "", "", |row: &Row| ns(row.memcpy, 1e6, |of| of.median)),
+        column("leap_ns_per_gb", "", "", |row: &Row| ns(row.leap, 1e6, |of| of.median)),
+        column("tables_ns_per_gb", "", "", |row: &Row| ns(row.tables, 1e6, |of| of.median)),
+        column("longest_area_ns", "", "", |row: &Row| ns(row.window, 1e3, |of| of.median)),
     ]
 }
 
-fn ns(of: Option<Summary>, unit_ns: f64) -> Value {
-    Value::ns(of.map(|of| (of.median * unit_ns) as u64))
-}
-
-fn document(rows: &Rows) -> Result<Document, Stop> {
+fn document(rows: &Rows, asked_views: u8) -> Result<Document, Stop> {
+    let node_numbers = rows.view_nodes.iter().map(|node| Value::count(node.0)).collect();
     let facts = vec![
         fact("kernel", "Linux", machine::kernel_release()?),
         fact("data_node", "node of the data", Value::count(rows.from)),
         fact("to_node", "node of the page tables", Value::count(rows.to)),
         fact("size_bytes", "region", Value::Bytes(rows.size)),
+        fact("part_bytes", "", Value::Bytes(measured_views::part_bytes(rows.size))),
         fact("runs", "runs", Value::count(rows.runs.len())),
+        fact("views_at_most", "views, at most", Value::count(rows.view_nodes.len())),
+        fact("view_nodes", "", Value::List(node_numbers)),
         fact(
             "engine",
             "engine of the leap",
@@ -235,6 +267,11 @@ fn document(rows: &Rows) -> Result<Document, Stop> {
         Section::new("", "Machine", Body::Facts(facts)),
         Section::new("rows", "Page tables alone, and with the data (medians)", Body::Table(table)),
     ];
+    if !rows.views.is_empty() {
+        sections.extend(views::sections(&rows.views, rows.size));
+    } else if asked_views > 0 && rows.view_nodes.is_empty() {
+        notes.push("Views: not measured: no node has CPUs and memory.".to_owned());
+    }
     if !notes.is_empty() {
         sections.push(Section::new("notes", "Notes", Body::Notes(notes)));
     }
