@@ -68,7 +68,8 @@ impl Step {
 /// A call on plain mappings of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MappingCall {
-    /// `mmap` with MAP_POPULATE, over a reservation of addresses.
+    /// `mmap` with MAP_POPULATE, over a reservation of addresses. The kernel fills a shared mapping as
+    /// reads would, up to 16 pages at a fault.
     Mmap,
     /// Two calls of `mprotect`: read-only, and back.
     Mprotect,
