@@ -15,7 +15,7 @@ use super::slot::Span;
 use super::{Frames, Work};
 #[cfg(not(loom))]
 use crate::backend::Haste;
-use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Prot};
+use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Prot, Tracker};
 use crate::sync::thread;
 use crate::units::BASE_PAGE;
 
@@ -362,4 +362,39 @@ pub(super) fn persist<T>(effort: &mut Effort, mut call: impl FnMut(u64) -> Optio
         thread::sleep(pause);
         pause = (pause * 2).min(LONGEST);
     }
+}
+
+/// Ends the registration of a range that keeps its frames, and wakes all threads that wait for it.
+pub(super) fn let_go(
+    backend: &dyn Backend,
+    tracker: Tracker,
+    (addr, len): (usize, usize),
+    effort: &mut Effort,
+) {
+    effort.count(Call::Untrack);
+    // SAFETY: the range is the job's, and ending a registration changes no mapping's contents.
+    persist(effort, |refusals| match unsafe { backend.untrack(tracker, addr, len) } {
+        Ok(()) => Some(()),
+        // EINVAL is no shortage, so it will not go away: nothing is registered.
+        Err(Errno(libc::EINVAL)) if refusals > 8 => Some(()),
+        // Other code has closed the userfaultfd, which ended its registrations.
+        Err(_) if !tracker.has_faults() => Some(()),
+        Err(_) => None,
+    });
+    wake(backend, tracker, (addr, len), effort);
+}
+
+/// Wakes all threads that wait for a range.
+pub(super) fn wake(
+    backend: &dyn Backend,
+    tracker: Tracker,
+    (addr, len): (usize, usize),
+    effort: &mut Effort,
+) {
+    effort.count(Call::Wake);
+    // Closing the userfaultfd has woken all threads.
+    persist(effort, |_| {
+        let woken = backend.wake(tracker, addr, len);
+        (woken.is_ok() || !tracker.has_faults()).then_some(())
+    });
 }

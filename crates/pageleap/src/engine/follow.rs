@@ -16,10 +16,9 @@
 
 use std::ops::Range;
 
-use super::commit::{AttemptResult, erase};
+use super::commit::{AttemptResult, erase, let_go, wake};
 use super::effort::{Effort, Parked};
 use super::slot::Span;
-use super::views::{let_go, wake};
 use super::{Following, Tools, Work};
 use crate::backend::{Advice, Call, Errno, Haste, PageRegion, page_is};
 use crate::sync::monotonic_ns;

@@ -21,14 +21,14 @@
 //! space of the worker's, whose page tables are filled there, and in the window these only move to the
 //! view (`mremap`). Hugetlb pages, whose page tables cannot move, are mapped in the window.
 
-use super::commit::{end_process, is_foreign_for_long, persist};
+use super::commit::{end_process, is_foreign_for_long, let_go, persist, wake};
 #[cfg(not(loom))]
 use super::effort::Counters;
 use super::effort::{Effort, ViewsLeft};
 use super::follow::{Attempt, Refusal};
 use super::slot::Span;
 use super::{Tools, Work};
-use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Prot, Tracker};
+use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Prot};
 #[cfg(not(loom))]
 use crate::forks::while_mapping;
 #[cfg(not(loom))]
@@ -241,9 +241,10 @@ impl Attempt<'_> {
             }
             prefer(backend, number, view.node, effort);
             effort.count(Call::Populate);
-            // If this is refused, threads that touch the view fill its page tables.
+            // Entries of a shared file are writable, also if they are made for reading, and those are made
+            // sixteen at a time. If this is refused, threads that touch the view fill its page tables.
             // SAFETY: a mapping of frames that stay.
-            if unsafe { backend.populate(view.addr, len, true) }.is_err() {
+            if unsafe { backend.populate(view.addr, len, false) }.is_err() {
                 effort.after.unasked_views |= 1 << number;
             }
         }
@@ -389,39 +390,4 @@ fn give_up<T>(backend: &dyn Backend, file: MemoryFile, refusals: u64, errno: Err
         end_process(errno);
     }
     None
-}
-
-/// Ends the registration of a range that keeps its frames, and wakes all threads that wait for it.
-pub(super) fn let_go(
-    backend: &dyn Backend,
-    tracker: Tracker,
-    (addr, len): (usize, usize),
-    effort: &mut Effort,
-) {
-    effort.count(Call::Untrack);
-    // SAFETY: the range is the job's, and ending a registration changes no mapping's contents.
-    persist(effort, |refusals| match unsafe { backend.untrack(tracker, addr, len) } {
-        Ok(()) => Some(()),
-        // EINVAL is no shortage, so it will not go away: nothing is registered.
-        Err(Errno(libc::EINVAL)) if refusals > 8 => Some(()),
-        // Other code has closed the userfaultfd, which ended its registrations.
-        Err(_) if !tracker.has_faults() => Some(()),
-        Err(_) => None,
-    });
-    wake(backend, tracker, (addr, len), effort);
-}
-
-/// Wakes all threads that wait for a range.
-pub(super) fn wake(
-    backend: &dyn Backend,
-    tracker: Tracker,
-    (addr, len): (usize, usize),
-    effort: &mut Effort,
-) {
-    effort.count(Call::Wake);
-    // Closing the userfaultfd has woken all threads.
-    persist(effort, |_| {
-        let woken = backend.wake(tracker, addr, len);
-        (woken.is_ok() || !tracker.has_faults()).then_some(())
-    });
 }

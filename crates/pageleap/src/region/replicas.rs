@@ -505,10 +505,12 @@ impl RegionInner {
             backend.advise(addr, len, Advice::DontFork).map_err(|errno| (Call::Advise, errno))
         });
         let filled = mapped.and_then(|()| {
+            // Entries of a shared file are writable, also if they are made for reading, and those are made
+            // sixteen at a time (`do_fault_around` in mm/memory.c).
             // SAFETY: as above. If the advice is refused, core dumps are larger.
             unsafe {
                 let _ = backend.advise(addr, len, Advice::DontDump);
-                backend.populate(addr, len, true).map_err(|errno| (Call::Populate, errno))
+                backend.populate(addr, len, false).map_err(|errno| (Call::Populate, errno))
             }
         });
         if filled.is_ok() {
