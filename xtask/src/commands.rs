@@ -113,7 +113,8 @@ impl Workspace {
             Checker::Loom | Checker::Shuttle | Checker::Directed => arguments.push("--lib"),
             Checker::Unit => {
                 arguments.push("--lib");
-                for test in ["attributes", "auto", "changing", "placement", "traced_model"] {
+                for test in ["attributes", "auto", "changing", "placement", "traced_model", "views"]
+                {
                     arguments.extend(["--test", test]);
                 }
             }

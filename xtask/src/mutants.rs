@@ -12,9 +12,11 @@
 //! says why ([`claims`]).
 
 mod claims;
+mod engines;
 mod foreign;
+mod jobs;
 mod page_tables;
-mod regions;
+mod views;
 
 use std::fmt::Write;
 
@@ -38,7 +40,7 @@ pub enum Checker {
     Shuttle,
     /// Those of the shuttle tests that try each schedule of a small scene.
     Directed,
-    /// The library's unit tests, and the tests of attributes, of placements and of `auto`.
+    /// The library's unit tests, and the tests of attributes, placements, views and of `auto`.
     Unit,
     /// The tests that store at the edges of windows, on the kernel.
     Windows,
@@ -138,15 +140,32 @@ pub struct Mutant {
 }
 
 /// Where the parts of the list are, from the workspace root.
-const PARTS: [&str; 2] = ["xtask/src/mutants/regions.rs", "xtask/src/mutants/foreign.rs"];
+const PARTS: [&str; 5] = [
+    "xtask/src/mutants/engines.rs",
+    "xtask/src/mutants/jobs.rs",
+    "xtask/src/mutants/foreign.rs",
+    "xtask/src/mutants/page_tables.rs",
+    "xtask/src/mutants/views.rs",
+];
 
 /// The list.
-pub const TABLE: &[Mutant] = &joined::<
-    { regions::ROWS.len() + foreign::ROWS.len() + page_tables::ROWS.len() },
->([regions::ROWS, foreign::ROWS, page_tables::ROWS]);
+pub const TABLE: &[Mutant] = &joined::<{ rows_of(ROWS) }>(ROWS);
+
+/// The rows of each of [`PARTS`].
+const ROWS: [&[Mutant]; PARTS.len()] =
+    [engines::ROWS, jobs::ROWS, foreign::ROWS, page_tables::ROWS, views::ROWS];
+
+const fn rows_of(parts: [&[Mutant]; PARTS.len()]) -> usize {
+    let (mut rows, mut part) = (0, 0);
+    while part < parts.len() {
+        rows += parts[part].len();
+        part += 1;
+    }
+    rows
+}
 
 /// Puts parts of the list one behind the other. `N`: rows of all parts.
-const fn joined<const N: usize>(parts: [&[Mutant]; 3]) -> [Mutant; N] {
+const fn joined<const N: usize>(parts: [&[Mutant]; PARTS.len()]) -> [Mutant; N] {
     let mut all = [parts[0][0]; N];
     let (mut at, mut part, mut row) = (0, 0, 0);
     while at < N {
