@@ -13,6 +13,8 @@ mod machine_settings;
 mod on_nodes;
 #[path = "nodes/page_tables.rs"]
 mod page_tables;
+#[path = "nodes/views.rs"]
+mod views;
 
 use std::fs;
 use std::sync::atomic::Ordering::Relaxed;

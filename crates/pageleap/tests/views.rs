@@ -7,7 +7,9 @@ mod common;
 #[path = "common/refusing.rs"]
 mod refusing;
 
+use std::fs::File;
 use std::iter::repeat_n;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -15,7 +17,8 @@ use std::time::Duration;
 use children::mapped_in_a_child;
 use common::{
     End, PAGE_SIZES, Place, case, check_stamp, for_page_sizes, is_zero, leap, nodes, places,
-    places_in, pool_mappings, pools, run_case, skip, stamp, turn, vm_flags, works, works_for,
+    places_in, pool_mappings, pools, run_case, skip, skip_page_size, stamp, turn, vm_flags, works,
+    works_for,
 };
 use pageleap::backend::{Call, Errno, Linux};
 use pageleap::{
@@ -315,6 +318,40 @@ fn requests_that_make_no_sense_are_refused_and_change_nothing() {
     let mut empty = empty;
     empty.drop_views([NodeId(4000)]).unwrap();
     check_views(&empty, 1);
+}
+
+/// Two mappings of a hugetlb file share a page of page table where both cover one GB. When an entry of
+/// such a page is dropped, the mapping loses all of its entries there.
+#[test]
+fn views_of_hugetlb_pages_share_no_page_tables() {
+    const NAME: &str = "views_of_hugetlb_pages_share_no_page_tables";
+    let _turn = turn();
+    let (page, bytes) = (PageSize::Huge2M, 1 << 30);
+    let pool = match Pool::builder(nodes()[0], bytes as u64).page_size(page).build() {
+        Ok(pool) => pool,
+        Err(error) => return skip_page_size(NAME, page, error),
+    };
+    let region = Region::new(&pool, bytes).unwrap();
+    region.replicate(repeat_n(nodes()[0], 3)).unwrap();
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    let absent = |view: &View<'_>| {
+        let is_absent = |at: &usize| {
+            let mut entry = [0; 8];
+            pagemap.read_exact_at(&mut entry, (at / 4096 * 8) as u64).unwrap();
+            u64::from_ne_bytes(entry) >> 63 == 0
+        };
+        let first = first_of(view);
+        (first..first + bytes).step_by(page.bytes()).filter(is_absent).count()
+    };
+    for view in region.views() {
+        assert_eq!(first_of(&view) % bytes, 0, "aligned so that it could share");
+        assert_eq!(absent(&view), 0, "{view:?}");
+        // SAFETY: a page of a view that nobody accesses; its contents are in the file.
+        let dropped = unsafe {
+            libc::madvise(view.as_ptr().as_ptr().cast(), page.bytes(), libc::MADV_DONTNEED)
+        };
+        assert_eq!((dropped, absent(&view)), (0, 1), "{view:?}");
+    }
 }
 
 /// Children do not get views.
