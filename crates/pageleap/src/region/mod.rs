@@ -72,7 +72,7 @@ use crate::units::{AddressRange, PageSize, RegionId};
 /// * **Nothing that this library allocates** inside: the global allocator, and `malloc` under it,
 ///   must not take their memory from a region.
 /// * **No userfaultfd of your own** on it, and no protection keys.
-/// * **No other mapping** of the same memory file, and no use by other processes. Children made by
+/// * **No other mapping** of the same memory file but its [views](View), and no use by other processes. Children made by
 ///   `fork` do not get the region (`MADV_DONTFORK` is set); a child must not touch it.
 /// * **No thread that blocks SIGSEGV writes into the region** while the engine `mprotect` or
 ///   `precopy-protect` moves it. A signal handler whose mask contains SIGSEGV blocks it.
