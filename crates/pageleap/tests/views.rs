@@ -11,7 +11,7 @@ use std::fs::File;
 use std::iter::repeat_n;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use children::mapped_in_a_child;
@@ -369,6 +369,69 @@ fn a_child_does_not_inherit_views() {
     }
 }
 
+/// A call for a standby fails half-way, and another thread maps memory into the hole. That memory is left
+/// alone, and the job takes other address space, also if there is none for a while.
+#[test]
+fn memory_in_a_hole_of_a_standby_is_left_alone() {
+    let _turn = turn();
+    let name = "memory_in_a_hole_of_a_standby_is_left_alone";
+    if !works(Engine::StopCopy.into()) {
+        return skip(name, &"the engine stop-copy does not work here");
+    }
+    const CANARY: u64 = 0x5eed;
+    const AREA: usize = 256 << 10;
+    for refusals in [0, 2] {
+        // 0: not yet; 1: the next mapping fails; else the canary's address.
+        let (hole, reserves) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (at, refused) = (hole.clone(), reserves.clone());
+        let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+            let strikes = request.call == Call::Map
+                && at.compare_exchange(1, request.addr, Relaxed, Relaxed).is_ok();
+            if strikes {
+                refused.store(refusals, Relaxed);
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+                let prot = libc::PROT_READ | libc::PROT_WRITE;
+                // SAFETY: the call that is refused was about to replace this mapping, and its caller takes
+                // what lies there for a hole. The second half stays one.
+                unsafe {
+                    let start = request.addr as *mut libc::c_void;
+                    assert_eq!(libc::munmap(start, AREA), 0);
+                    let canary = libc::mmap(start, AREA / 2, prot, flags, -1, 0);
+                    assert_eq!(canary, start);
+                    canary.cast::<u64>().write_volatile(CANARY);
+                }
+                return Some(Errno(libc::ENOMEM));
+            }
+            let less = |left: usize| left.checked_sub(1);
+            (request.call == Call::Reserve && refused.fetch_update(Relaxed, Relaxed, less).is_ok())
+                .then_some(Errno(libc::ENOMEM))
+        }));
+        let pool = || {
+            let pool = Pool::builder(nodes()[0], 4 * MB as u64);
+            pool.backend(backend.clone()).build().unwrap()
+        };
+        let (near, far) = (pool(), pool());
+        let region = Region::new(&near, 4 * MB).unwrap();
+        region.replicate([nodes()[0]]).unwrap();
+        stamp(&region, 0..4 * MB, 1);
+        let migration =
+            Migration::new().range(&region, 0..4 * MB, &far).area_bytes(AREA).threads(1);
+        hole.store(1, Relaxed);
+        let report = migration.start().unwrap().wait();
+        assert!(report.ended.is_completed() && report.pages.migrated == 1024, "{report}");
+        leap(&region, 0..4 * MB, &near);
+        check_views(&region, 1);
+        words_agree(&region);
+        check_stamp(&region, 0..4 * MB, 1);
+        audit(&[&near, &far], &[&region]).unwrap();
+        drop((region, near, far));
+        let canary = hole.load(Relaxed) as *const u64;
+        assert_eq!(reserves.load(Relaxed), 0, "no address space was refused");
+        // SAFETY: the mapping that the rule has made, if nobody has unmapped it.
+        assert_eq!(unsafe { canary.read_volatile() }, CANARY);
+    }
+}
+
 /// Runs cases in processes of their own.
 fn in_processes(test: &str, cases: &[(&str, fn())]) {
     if let Some(name) = case() {
@@ -428,7 +491,7 @@ fn all_memory_is_locked() {
     region.replicate([nodes()[0]]).unwrap();
     // SAFETY: the call takes a number.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } != 0 {
-        return;
+        return skip("all_memory_is_locked", &"this user may not lock so much");
     }
     for to in [&far, &near] {
         let report = Migration::new().range(&region, 0..4 * MB, to).start().unwrap().wait();
@@ -470,7 +533,7 @@ fn little_may_be_locked() {
     limit_locked_memory(8 << 20);
     // SAFETY: the call takes a number.
     if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
-        return;
+        return skip("little_may_be_locked", &"this user may lock nothing");
     }
     for to in [&far, &near, &far, &near] {
         let report = Migration::new()

@@ -197,7 +197,7 @@ pub(super) unsafe fn arrive(
 /// Whether a span still maps `file` from `offset` on, after a call that was to replace its mapping
 /// has failed. If `/proc` can never be opened (`chroot`, Landlock), this cannot be seen; then the
 /// answer is `unless_told()`, provided that every page of the span is mapped.
-fn still_maps(
+pub(super) fn still_maps(
     backend: &dyn Backend,
     span: &Span,
     (file, offset): (MemoryFile, u64),

@@ -57,12 +57,10 @@ impl Way for StopCopy {
 
     unsafe fn before(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
         // SAFETY: forwarded to the caller.
-        unsafe { at.unlock(effort) }
-    }
-
-    unsafe fn prepare(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
-        // SAFETY: forwarded to the caller.
-        unsafe { at.prepare_views(effort) }
+        unsafe {
+            at.unlock(effort)?;
+            at.prepare_views(effort)
+        }
     }
 
     /// Unmaps the page tables of the span, copies the frames, and maps the page tables of the new

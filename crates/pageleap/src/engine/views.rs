@@ -16,11 +16,14 @@
 //! No view has entries for old frames while the span has entries for new ones. So no thread can read a
 //! value that another has replaced already.
 //!
-//! Once the span has opened, the views must get the new frames, too: nothing can be undone. So whatever
-//! the kernel may refuse comes before the window. The new frames are mapped at a *standby*, address
-//! space of the worker's, whose page tables are filled there, and in the window these only move to the
-//! view (`mremap`). Hugetlb pages, whose page tables cannot move, are mapped in the window.
+//! Once the span has opened, the views must get the new frames, too: nothing can be undone. So the calls
+//! that the kernel may refuse for good come before the window. The new frames are mapped at a *standby*,
+//! address space of the worker's, whose page tables are filled there, and in the window these only move
+//! to the view (`mremap`). A shortage may keep the kernel from that, too, and is outwaited. Hugetlb pages,
+//! whose page tables cannot move, are mapped in the window.
 
+#[cfg(not(loom))]
+use super::commit::still_maps;
 use super::commit::{end_process, is_foreign_for_long, let_go, persist, wake};
 #[cfg(not(loom))]
 use super::effort::Counters;
@@ -290,17 +293,19 @@ pub(crate) unsafe fn map_view_again(
     // SAFETY: `backend` outlives this function, which retires the slot.
     unsafe { slot.publish(epoch, span, super::commit::erase(backend)) };
     count_mapping(effort);
+    let of_view = Span { addr: view.addr, ..*span };
     let joined = persist(effort, |refusals| {
+        let plain = refusals == 0;
         // SAFETY: forwarded to the caller.
-        match unsafe { map_hidden(backend, &mapping, refusals == 0) } {
+        match unsafe { map_hidden(backend, &mapping, plain) } {
             Ok(()) => Some(Ok(())),
             // The view maps these frames before and after, so only a hole must be filled.
             Err(errno)
-                if refusals > 0 && backend.maps(view.addr, span.len, file, offset) == Ok(true) =>
+                if refusals > 0 && still_maps(backend, &of_view, (file, offset), || true) =>
             {
                 Some(Err(errno))
             }
-            Err(errno) => give_up(backend, file, refusals, errno),
+            Err(errno) => give_up(backend, file, (refusals, plain), errno),
         }
     });
     slot.retire();
@@ -360,18 +365,21 @@ unsafe fn map(
     let Mapping { addr, len, file, .. } = *mapping;
     count_mapping(effort);
     persist(effort, |refusals| {
+        let old = || backend.maps(addr, len, old_file, old_offset);
+        // Without a look (`chroot`, Landlock), whatever is mapped counts as the view's.
+        let is_blind = || old().is_err() && backend.is_mapped(addr, len);
+        let plain = if refusals == 0 { !is_torn } else { is_blind() };
         // SAFETY: forwarded to the caller.
-        match unsafe { map_hidden(backend, mapping, refusals == 0 && !is_torn) } {
+        match unsafe { map_hidden(backend, mapping, plain) } {
             Ok(()) => Some(()),
             // For a second nobody has given a mapping or locked memory back. Those who could may be
             // waiting for this view. Without its old mapping, the process has one mapping less.
             Err(Errno(libc::ENOMEM | libc::EAGAIN))
-                if is_foreign_for_long(refusals)
-                    && backend.maps(addr, len, old_file, old_offset) == Ok(true) =>
+                if is_foreign_for_long(refusals) && (old() == Ok(true) || is_blind()) =>
             {
                 unmap(backend, addr, len)
             }
-            Err(errno) => give_up(backend, file, refusals, errno),
+            Err(errno) => give_up(backend, file, (refusals, plain), errno),
         }
     });
 }
@@ -383,9 +391,20 @@ fn unmap(backend: &dyn Backend, addr: usize, len: usize) -> Option<()> {
     None
 }
 
-/// Ends the process if a refused call cannot succeed any more. Returns `None`, to repeat it.
-fn give_up<T>(backend: &dyn Backend, file: MemoryFile, refusals: u64, errno: Errno) -> Option<T> {
-    let is_final = matches!(errno.0, libc::EEXIST | libc::EPERM | libc::EACCES);
+/// Ends the process if a refused call cannot succeed any more: another owner's mapping lies there, the
+/// kernel forbids a `plain` call, or the file's descriptor has been closed. Returns `None`, to repeat it.
+fn give_up<T>(
+    backend: &dyn Backend,
+    file: MemoryFile,
+    (refusals, plain): (u64, bool),
+    errno: Errno,
+) -> Option<T> {
+    let is_final = match errno.0 {
+        libc::EEXIST => true,
+        // Otherwise the look at the owner may have been refused.
+        libc::EPERM | libc::EACCES => plain,
+        _ => false,
+    };
     if is_final && is_foreign_for_long(refusals) || refusals > 0 && !backend.has_file(file) {
         end_process(errno);
     }

@@ -191,7 +191,8 @@ pub(super) fn mapping_headroom(
     // Views are cut in the same way as the region.
     let views = |one: &Claimed| one.claim.region().view_count();
     let most_views = claimed.iter().map(views).max().unwrap_or(0);
-    demand.always += 2 * threads * most_views;
+    // A worker's standby of each view is up to three mappings.
+    demand.always += (2 + 3) * threads * most_views;
     demand.legs += claimed.iter().map(|one| one.leg_count() * views(one)).sum::<usize>();
     // A look at attributes duplicates so many mappings at most, for a moment. One of them is among
     // those counted already.

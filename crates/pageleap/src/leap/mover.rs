@@ -23,6 +23,8 @@
 use std::collections::BTreeSet;
 use std::sync::{OnceLock, PoisonError};
 
+use pageleap_sys::ThreadPolicy;
+
 use super::aliases;
 use super::copying::choose_methods;
 use super::cpuset::CpusetWatch;
@@ -121,8 +123,29 @@ pub(super) struct Worker {
     traced: Traced,
     precedence: Precedence,
     standbys: Option<Standbys>,
+    /// The memory policy with which it began, if regions have views.
+    inherited: Option<ThreadPolicy>,
     /// The attributes that it has read last, with their time.
     known: Option<Known>,
+}
+
+impl Worker {
+    /// Puts back what views have changed beside the frames: the standbys, and the memory policy that
+    /// this thread has inherited. `torn` is the number of a standby where a call has failed.
+    fn leave_views(&mut self, work: &Work, torn: Option<usize>) {
+        let Work { views, page, span, .. } = work;
+        if views.is_empty() {
+            return;
+        }
+        if let Some(standbys) = self.standbys.as_mut().filter(|_| !page.is_hugetlb()) {
+            standbys.clear(views, span.len, torn);
+        }
+        if let Some(policy) = self.inherited.as_ref().filter(|_| views.of_span.is_none()) {
+            // It is refused if the cpuset no longer allows a node of it; the kernel has replaced such a
+            // policy itself.
+            let _ = policy.set();
+        }
+    }
 }
 
 impl FrameMover {
@@ -340,6 +363,7 @@ impl Mover for FrameMover {
             traced: Traced::new(self.threads.watch()),
             precedence: Precedence::new(first),
             standbys: lock(&self.standbys).pop(),
+            inherited: self.threads.inherited(self.backend()),
             known: Some(self.looks.known_at_start()),
         }
     }
@@ -390,9 +414,10 @@ impl Mover for FrameMover {
             worker.tables.prefer_source(place.leg, self.backend(), terms.books);
         }
         work.views.of_span = worker.tables.preferred();
-        if let Some(standbys) = worker.standbys.as_ref().filter(|_| !self.site.page.is_hugetlb()) {
-            standbys.stand_by(&mut work.views);
-        }
+        let len = work.span.len;
+        let standbys = worker.standbys.as_mut().filter(|_| !self.site.page.is_hugetlb());
+        let has_standbys = standbys.map_or(Ok(()), |all| all.stand_by(&mut work.views, len));
+        let prepared = prepared.and_then(|seated| has_standbys.map(|()| seated));
         let mut ended = match prepared {
             // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing
             // these pages; the new frames are the job's until the commit maps them; the backend
@@ -400,9 +425,7 @@ impl Mover for FrameMover {
             Ok(_) => unsafe { engine::attempt(by.engine, &self.site.tools(worker.slot), &work) },
             Err((call, errno)) => AttemptEnd::refused(by.engine, &work, call, errno),
         };
-        if let (Some(number), Some(standbys)) = (ended.after.torn_standby, &mut worker.standbys) {
-            standbys.replace_torn(number, work.views.as_slice()[number].addr, work.span.len);
-        }
+        worker.leave_views(&work, ended.after.torn_standby);
         ended.after.split |= work.maybe_split;
         // A writer may have made the engine close an area for its copy, although that was not
         // planned.

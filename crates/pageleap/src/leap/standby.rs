@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::address_ranges::{ALIASES, Listed, reserve_aligned};
-use crate::backend::Backend;
+use crate::backend::{Backend, Call, Errno};
 use crate::engine::views::Views;
 use crate::error::Error;
 
@@ -52,9 +52,19 @@ impl Standbys {
         Ok(Standby { start, bytes, listed, torn: None })
     }
 
-    /// Gives each of the views its standby.
-    pub(super) fn stand_by(&self, views: &mut Views) {
-        views.stand_by(|number, addr| self.addr(number, addr));
+    /// Gives each of the views its standby, for areas of `len` bytes. An error says why one has none.
+    pub(super) fn stand_by(&mut self, views: &mut Views, len: usize) -> Result<(), (Call, Errno)> {
+        for number in 0..views.as_slice().len() {
+            if self.all[number].torn.is_some() {
+                let fresh = self.reserve().map_err(|_| (Call::Reserve, Errno(libc::ENOMEM)))?;
+                std::mem::replace(&mut self.all[number], fresh).release(&*self.backend);
+            }
+        }
+        views.stand_by(|number, addr| {
+            debug_assert!(addr % ALIGN + len <= self.all[number].bytes, "an area of {len} bytes");
+            self.addr(number, addr)
+        });
+        Ok(())
     }
 
     /// The part of a standby for an area at `addr` of the view.
@@ -62,18 +72,17 @@ impl Standbys {
         self.all[number].start + addr % ALIGN
     }
 
-    /// Replaces a standby in which a failed call has left a hole of `len` bytes, for an area at `addr`. If
-    /// that is refused, areas fail until it succeeds.
-    pub(super) fn replace_torn(&mut self, number: usize, addr: usize, len: usize) {
-        let at = self.addr(number, addr);
-        // Only a call that has got far leaves a hole.
-        if self.backend.is_mapped(at, len) {
-            return;
-        }
-        if let Ok(fresh) = self.reserve() {
-            let mut torn = std::mem::replace(&mut self.all[number], fresh);
-            torn.torn = Some((at, len));
-            torn.release(&*self.backend);
+    /// Unmaps what an attempt has left at the standbys, which would be a mapping for each place where
+    /// an area has been. `torn` is the number of one where a call has failed.
+    pub(super) fn clear(&mut self, views: &Views, len: usize, torn: Option<usize>) {
+        for (number, view) in views.as_slice().iter().enumerate() {
+            let at = self.addr(number, view.addr);
+            // SAFETY: the standby is the worker's, and no area is at work.
+            let cleared = torn != Some(number) && unsafe { self.backend.vacate(at, len) }.is_ok();
+            // Only a call that has got far leaves a hole. It must not be mapped over, nor unmapped.
+            if !cleared && !self.backend.is_mapped(at, len) {
+                self.all[number].torn = Some((at, len));
+            }
         }
     }
 }

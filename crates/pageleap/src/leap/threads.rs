@@ -64,6 +64,12 @@ impl Threads {
         lent.give_back(self.raised.get());
     }
 
+    /// The memory policy of the calling worker before its first area, if areas change it for views.
+    pub(super) fn inherited(&self, backend: &dyn Backend) -> Option<ThreadPolicy> {
+        let changes = self.has_views && backend.is_host_memory();
+        changes.then(|| ThreadPolicy::own().ok()).flatten()
+    }
+
     /// Saves the settings that the thread gets back after the job.
     fn lend(&self, backend: &dyn Backend, legs: &[Leg]) -> Lent {
         let lasts = self.runs_on != RunsOn::Own && backend.is_host_memory();

@@ -38,6 +38,7 @@ fn check_views(region: &Region, what: &str) {
 /// A thread that stores through a view and loads through the region, and the other way round.
 fn with_thread_in_view<T>(region: &Region, body: impl FnOnce() -> T) -> T {
     let stop = std::sync::atomic::AtomicBool::new(false);
+    let rounds = &AtomicU64::new(0);
     let stride = region.page_size().bytes() / 8;
     let mappings = || {
         let own = region.atomics_u64(0..region.len()).unwrap();
@@ -45,13 +46,13 @@ fn with_thread_in_view<T>(region: &Region, body: impl FnOnce() -> T) -> T {
         let views = views.iter().map(|view| view.atomics_u64(0..region.len()).unwrap());
         [own].into_iter().chain(views).collect::<Vec<_>>()
     };
-    std::thread::scope(|scope| {
+    let result = std::thread::scope(|scope| {
         let stop_guard = common::StopOnDrop(&stop);
         let (mappings, stop) = (mappings(), &stop);
         scope.spawn(move || {
             for round in 1u64.. {
                 if stop.load(Relaxed) {
-                    return;
+                    return rounds.store(round, Relaxed);
                 }
                 // A word of each page that belongs neither to the load nor to the test.
                 for at in (0..region.len() / 8 / stride).map(|page| page * stride + 70) {
@@ -70,7 +71,9 @@ fn with_thread_in_view<T>(region: &Region, body: impl FnOnce() -> T) -> T {
         let result = body();
         drop(stop_guard);
         result
-    })
+    });
+    assert!(rounds.load(Relaxed) > 1, "the thread did not run");
+    result
 }
 
 /// One run on the kernel: a job with a failing call, then one more job each way.
@@ -130,7 +133,8 @@ fn on_the_kernel_a_region_with_views_moves_although_any_call_may_fail() {
             assert!(reached >= 20 * modes.len() as u64, "only {reached} calls were made to fail");
         }
     }
-    for call in [Call::Map, Call::Advise, Call::Track, Call::Wake, Call::PreferTables] {
+    let all = [Call::Map, Call::Advise, Call::Track, Call::Wake, Call::PreferTables];
+    for call in all.into_iter().chain([Call::Exchange, Call::Lock, Call::Protect, Call::Populate]) {
         assert!(calls.is_empty() || calls.contains(&call), "{call:?} never failed: {calls:?}");
     }
 }
