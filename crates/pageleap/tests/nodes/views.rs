@@ -77,7 +77,7 @@ fn page_tables_of_views_lie_on_their_nodes() {
             skip(&format!("{NAME} ({name})"), &"the engine stop-copy does not work here");
             continue;
         }
-        let (end, text) = run_case(NAME, name);
+        let (end, text) = run_case(&format!("views::{NAME}"), name);
         assert_eq!(end, End::Exited(0), "{name}: {text}");
     }
 }
