@@ -77,8 +77,8 @@ impl Checker {
         if self == Checker::Windows { Checker::Unit } else { self }
     }
 
-    /// What its output must contain for any failure to count as a catch. In capitals, since the names
-    /// of tests and their ordinary reports ("0 lost") must not look like it.
+    /// What its output must contain for any failure to count as a catch. In capitals, since the
+    /// names of tests and their ordinary reports ("0 lost") must not look like it.
     fn evidence(self) -> Option<&'static str> {
         match self {
             Checker::Stress => Some("LOST"),
@@ -91,8 +91,8 @@ impl Checker {
         Catch { checker: self, words: None }
     }
 
-    /// Only the assertion with these words counts. For mutants with one bad interleaving, and a test
-    /// that forces it.
+    /// Only the assertion with these words counts. For mutants with one bad interleaving, and a
+    /// test that forces it.
     pub const fn says(self, words: &'static str) -> Catch {
         Catch { checker: self, words: Some(words) }
     }

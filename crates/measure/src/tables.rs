@@ -86,8 +86,8 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Makes a region of base pages on a node. `engine` moves its data; if it does not work here, the
-    /// last one does.
+    /// Makes a region of base pages on a node. `engine` moves its data; if it does not work here,
+    /// the last one does.
     ///
     /// # Errors
     /// If the node has too little memory.

@@ -1,4 +1,5 @@
-//! Times the cost of views of a region against their number, and of as many plain mappings of one file.
+//! Times the cost of views of a region against their number, and of as many plain mappings of one
+//! file.
 //!
 //! Each number of views goes through the same steps:
 //!
@@ -29,12 +30,13 @@ use crate::leap::{Wish, check_complete, finish};
 use crate::statistics::median;
 use crate::tables::Scene;
 
-/// The most bytes of the part that is discarded and backed again, and of the file with plain mappings.
+/// The most bytes of the part that is discarded and backed again, and of the file with plain
+/// mappings.
 const MOST_PART_BYTES: u64 = 64 << 20;
 /// Plain mappings are made so many times in each run. The median of each call counts.
 const ROUNDS: usize = 5;
-/// Alignment of plain mappings in bytes: the reach of a page of PTEs, so that `mremap` can move whole
-/// pages of page table. Views have it, too.
+/// Alignment of plain mappings in bytes: the reach of a page of PTEs, so that `mremap` can move
+/// whole pages of page table. Views have it, too.
 const ALIGN: usize = 2 << 20;
 
 /// A step that changes the views of a region.
@@ -68,8 +70,8 @@ impl Step {
 /// A call on plain mappings of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MappingCall {
-    /// `mmap` with MAP_POPULATE, over a reservation of addresses. The kernel fills a shared mapping as
-    /// reads would, up to 16 pages at a fault.
+    /// `mmap` with MAP_POPULATE, over a reservation of addresses. The kernel fills a shared mapping
+    /// as reads would, up to 16 pages at a fault.
     Mmap,
     /// Two calls of `mprotect`: read-only, and back.
     Mprotect,
@@ -133,8 +135,8 @@ pub fn part_bytes(region: u64) -> u64 {
     quarter.min(MOST_PART_BYTES)
 }
 
-/// Bytes that the measurement takes beside the scene: page tables of views and of plain mappings, the
-/// file of these, and a copy of the part.
+/// Bytes that the measurement takes beside the scene: page tables of views and of plain mappings,
+/// the file of these, and a copy of the part.
 pub fn bytes_beside(region: u64, most: usize) -> u64 {
     let (part, most) = (part_bytes(region), most as u64);
     let tables = (region * most + part * (1 + most)) / 512;
@@ -151,8 +153,8 @@ pub struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Prepares measurements with up to as many views as there are `nodes`. A node may be named several
-    /// times.
+    /// Prepares measurements with up to as many views as there are `nodes`. A node may be named
+    /// several times.
     ///
     /// # Errors
     /// If there is too little memory for the file of plain mappings.
@@ -162,8 +164,8 @@ impl<'a> Bench<'a> {
         Ok(Bench { scene, nodes, part, plain })
     }
 
-    /// Measures all numbers of views, in an order that depends on the run. `None`: `stopped` was true in
-    /// the middle of it. The region has no views afterwards.
+    /// Measures all numbers of views, in an order that depends on the run. `None`: `stopped` was
+    /// true in the middle of it. The region has no views afterwards.
     ///
     /// # Errors
     /// If views cannot be made, a call fails, or a leap leaves pages where they are.
@@ -262,8 +264,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Bytes of all pages of page table of a view. Pages at its ends count whole, though they may map other
-/// memory, too.
+/// Bytes of all pages of page table of a view. Pages at its ends count whole, though they may map
+/// other memory, too.
 fn bytes(tables: &PageTableCounts) -> u64 {
     let pages = |level: &PageTableLevel| tables.total(*level) + tables.in_part(*level);
     PageTableLevel::ALL.iter().map(pages).sum::<u64>() * BASE_PAGE as u64
@@ -334,8 +336,8 @@ fn move_all(from: Vec<Held>, to: Vec<Held>) -> Result<Vec<Held>, Error> {
     from.into_iter().zip(to).map(|(from, to)| from.move_to(to)).collect()
 }
 
-/// A range of addresses that belongs to this value alone, reserved or mapped. No thread ever accesses
-/// it. Unmapped on drop.
+/// A range of addresses that belongs to this value alone, reserved or mapped. No thread ever
+/// accesses it. Unmapped on drop.
 struct Held {
     at: usize,
     len: usize,
@@ -363,8 +365,8 @@ impl Held {
     fn move_to(self, to: Held) -> Result<Held, Error> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         let [at, target] = [self.at, to.at].map(|at| at as *mut libc::c_void);
-        // SAFETY: both ranges are values' own, of one length and apart, and no thread accesses them. So
-        // the call replaces nothing but the reservation of `to`.
+        // SAFETY: both ranges are values' own, of one length and apart, and no thread accesses
+        // them. So the call replaces nothing but the reservation of `to`.
         match unsafe { libc::mremap(at, self.len, self.len, flags, target) } {
             libc::MAP_FAILED => Err(failed("mremap")(Errno::last())),
             _ => {

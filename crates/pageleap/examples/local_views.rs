@@ -1,14 +1,14 @@
-//! A B+-tree that threads of all nodes search, each through the view of its own node, while the tree
-//! leaps: `cargo run --release -p pageleap --example local_views [KEYS [SECONDS]]`.
+//! A B+-tree that threads of all nodes search, each through the view of its own node, while the
+//! tree leaps: `cargo run --release -p pageleap --example local_views [KEYS [SECONDS]]`.
 //!
 //! The tree lies in a region, and its nodes name their children by *offset* in the region, not by
-//! address. A view maps the same bytes at other addresses: a pointer that is stored in the tree would
-//! lead a thread out of its view, into the mapping whose page tables lie on another node. An offset is
-//! right in every view.
+//! address. A view maps the same bytes at other addresses: a pointer that is stored in the tree
+//! would lead a thread out of its view, into the mapping whose page tables lie on another node. An
+//! offset is right in every view.
 //!
 //! Each answer is checked. On a machine with one memory node the tree leaps to other frames of that
-//! node, which shows that views work, and no gain. Exit code: 0 if all answers were right; 1 after a
-//! wrong one, or if the region cannot leap here.
+//! node, which shows that views work, and no gain. Exit code: 0 if all answers were right; 1 after
+//! a wrong one, or if the region cannot leap here.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -90,8 +90,8 @@ impl Tree {
     }
 }
 
-/// Binds the calling thread to a CPU. A thread that stays unbound finds the same answers, by page tables
-/// that may lie on another node.
+/// Binds the calling thread to a CPU. A thread that stays unbound finds the same answers, by page
+/// tables that may lie on another node.
 fn pin(cpu: usize) {
     if cpu < libc::CPU_SETSIZE as usize {
         // SAFETY: zeros are a valid set, the CPU has a bit in it, and the call only reads the set.

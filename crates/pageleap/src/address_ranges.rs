@@ -161,8 +161,9 @@ impl Block {
         }
     }
 
-    /// Makes the count of an entry odd. A reader that sees a value stored later sees that, too. Returns the
-    /// count after the change. The number may be odd already in a child, whose parent was at a change.
+    /// Makes the count of an entry odd. A reader that sees a value stored later sees that, too.
+    /// Returns the count after the change. The number may be odd already in a child, whose parent
+    /// was at a change.
     fn begin_change(&self, i: usize) -> usize {
         let odd = (self.changes[i].load(Ordering::Relaxed) + 1) | 1;
         self.changes[i].store(odd, Ordering::Relaxed);
@@ -231,9 +232,9 @@ impl AddressRanges {
         }
     }
 
-    /// The address in a region that maps the same byte as `addr`, which may lie in the region or in a view
-    /// of it; `None` if `addr` lies in none of the ranges. Async-signal-safe. The answer is right for a
-    /// range that is in the list during the whole call.
+    /// The address in a region that maps the same byte as `addr`, which may lie in the region or in
+    /// a view of it; `None` if `addr` lies in none of the ranges. Async-signal-safe. The answer is
+    /// right for a range that is in the list during the whole call.
     pub(crate) fn home_of(&self, addr: usize) -> Option<usize> {
         let process = std::process::id();
         let mut of_parent = None;

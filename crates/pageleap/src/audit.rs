@@ -5,8 +5,8 @@ use crate::region::Region;
 use crate::sync::lock;
 
 /// Checks the books of pools and regions against each other. Each frame that a region maps must be
-/// taken, by this region only, and each taken frame must be mapped by one of the regions. Frames that a
-/// region withholds, because unmapping them has failed, count as mapped.
+/// taken, by this region only, and each taken frame must be mapped by one of the regions. Frames
+/// that a region withholds, because unmapping them has failed, count as mapped.
 ///
 /// `regions` must be all regions with frames of `pools`. During the check no job may run (recycling
 /// frames counts) and no call may change them. The check takes a few steps per frame. It is for

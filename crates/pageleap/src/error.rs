@@ -212,8 +212,8 @@ pub enum Error {
         /// How to fix it.
         remedy: &'static str,
     },
-    /// Other code of this process has closed a descriptor of the library's. Its number may stand for
-    /// another file now, which is not touched.
+    /// Other code of this process has closed a descriptor of the library's. Its number may stand
+    /// for another file now, which is not touched.
     #[error(
         "{what}: its descriptor {descriptor} has been closed by other code of this process{}; do not \
          close descriptors that the program has not opened. Regions keep their memory, and can no \

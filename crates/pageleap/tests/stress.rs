@@ -4,8 +4,8 @@
 //! Each writer owns some words of the region, writes rising values to them in random order, and
 //! keeps a shadow of each word. One writer lets the kernel write (`read(2)`). Readers check that no
 //! word ever falls back. A bystander maps and faults memory outside the region. After each leap the
-//! kernel's view is checked. At the end each word must equal its shadow. Where the region has views,
-//! each thread uses another mapping of it.
+//! kernel's view is checked. At the end each word must equal its shadow. Where the region has
+//! views, each thread uses another mapping of it.
 //!
 //! `PAGELEAP_STRESS_SECONDS` sets the duration of each case. A lost write is reported with the word
 //! LOST.
@@ -195,7 +195,8 @@ struct Total {
     longest_wait_ns: u64,
 }
 
-/// Runs `body` under the load of a case. Returns the shadows of the writers, and what `body` returns.
+/// Runs `body` under the load of a case. Returns the shadows of the writers, and what `body`
+/// returns.
 fn under_load<T>(
     case: &Case,
     region: &Region,
@@ -466,8 +467,8 @@ fn no_write_is_lost_on_huge_pages() {
     }
 }
 
-/// A leap closes all mappings of an area, so no write through any of them is lost, and no reader sees
-/// an old value after a new one.
+/// A leap closes all mappings of an area, so no write through any of them is lost, and no reader
+/// sees an old value after a new one.
 #[test]
 fn no_write_through_a_view_is_lost() {
     let _turn = turn();

@@ -1,5 +1,5 @@
-//! Views of a region: further mappings of its frames, whose page tables are made for the threads of one
-//! node.
+//! Views of a region: further mappings of its frames, whose page tables are made for the threads of
+//! one node.
 
 #[path = "common/children.rs"]
 mod children;
@@ -320,8 +320,8 @@ fn requests_that_make_no_sense_are_refused_and_change_nothing() {
     check_views(&empty, 1);
 }
 
-/// Two mappings of a hugetlb file share a page of page table where both cover one GB. When an entry of
-/// such a page is dropped, the mapping loses all of its entries there.
+/// Two mappings of a hugetlb file share a page of page table where both cover one GB. When an entry
+/// of such a page is dropped, the mapping loses all of its entries there.
 #[test]
 fn views_of_hugetlb_pages_share_no_page_tables() {
     const NAME: &str = "views_of_hugetlb_pages_share_no_page_tables";
@@ -369,8 +369,8 @@ fn a_child_does_not_inherit_views() {
     }
 }
 
-/// A call for a standby fails half-way, and another thread maps memory into the hole. That memory is left
-/// alone, and the job takes other address space, also if there is none for a while.
+/// A call for a standby fails half-way, and another thread maps memory into the hole. That memory
+/// is left alone, and the job takes other address space, also if there is none for a while.
 #[test]
 fn memory_in_a_hole_of_a_standby_is_left_alone() {
     let _turn = turn();
@@ -391,8 +391,8 @@ fn memory_in_a_hole_of_a_standby_is_left_alone() {
                 refused.store(refusals, Relaxed);
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
                 let prot = libc::PROT_READ | libc::PROT_WRITE;
-                // SAFETY: the call that is refused was about to replace this mapping, and its caller takes
-                // what lies there for a hole. The second half stays one.
+                // SAFETY: the call that is refused was about to replace this mapping, and its
+                // caller takes what lies there for a hole. The second half stays one.
                 unsafe {
                     let start = request.addr as *mut libc::c_void;
                     assert_eq!(libc::munmap(start, AREA), 0);

@@ -2,8 +2,8 @@
 //!
 //! For each page size ([`args`]) two pools and a region are made, or private memory ([`place`]).
 //! For each load, memcpys and the leaps of all engines take turns ([`run`]). The runs become rows
-//! ([`rows`]), and the rows a document ([`document`], [`columns`], [`gaps`]). Short jobs have regions
-//! and tables of their own ([`jobs`], [`job_rows`]).
+//! ([`rows`]), and the rows a document ([`document`], [`columns`], [`gaps`]). Short jobs have
+//! regions and tables of their own ([`jobs`], [`job_rows`]).
 
 mod allocators;
 mod args;

@@ -22,16 +22,16 @@ use crate::{bytes, export, interrupt};
 /// A region of base pages lies on one node. Each run times a memcpy of its bytes by one thread, and
 /// then, at rest and beside one thread that writes at full speed, a move of its page tables to
 /// another node, and a leap of its data to other frames of its own node by stop-and-copy. Both have
-/// one thread, and begin in turns. The way back is not measured. Every word is compared with what was
-/// written to it.
+/// one thread, and begin in turns. The way back is not measured. Every word is compared with what
+/// was written to it.
 ///
 /// On a machine with one node page tables are made anew on the same node. That costs the same, and
 /// shows no gain.
 ///
-/// Each run also measures views of the region (`replicate`) against their number: 0, 1, 2, 4 and so on,
-/// up to --views, in an order that rotates with the runs. It times making them, a leap of the whole
-/// region at rest, and discarding and backing a part. Beside that stand mmap, mprotect, mremap and
-/// munmap of as many plain mappings of one file.
+/// Each run also measures views of the region (`replicate`) against their number: 0, 1, 2, 4 and so
+/// on, up to --views, in an order that rotates with the runs. It times making them, a leap of the
+/// whole region at rest, and discarding and backing a part. Beside that stand mmap, mprotect,
+/// mremap and munmap of as many plain mappings of one file.
 ///
 /// Exit code: 0 measured; 1 a failure, or lost writes; 2 a request that makes no sense; 130
 /// interrupted by Ctrl-C.
@@ -55,8 +55,8 @@ pub struct PageTablesArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub runs: u16,
 
-    /// The most views of the region, each for a node with CPUs, and the same nodes again where these
-    /// are fewer; 0 leaves views out
+    /// The most views of the region, each for a node with CPUs, and the same nodes again where
+    /// these are fewer; 0 leaves views out
     #[arg(long, value_name = "N", default_value = "4")]
     #[arg(value_parser = clap::value_parser!(u8).range(..=i64::from(views::MOST)))]
     pub views: u8,
@@ -145,7 +145,7 @@ fn measure(args: &PageTablesArgs, home: NodeId, rows: &mut Rows) -> Result<(), S
     interrupt::stop_if_received(|| format!("{} runs were measured", rows.runs.len()))
 }
 
-/// What was measured.
+/// The complete runs, with the settings of the command.
 struct Rows {
     size: u64,
     from: u32,

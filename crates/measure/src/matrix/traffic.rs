@@ -54,7 +54,7 @@ pub(crate) struct Traffic<'a> {
     pub rate: Option<f64>,
 }
 
-/// What threads have done together.
+/// The traffic of several threads, added up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flow {
     pub bytes_per_s: f64,

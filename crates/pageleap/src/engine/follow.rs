@@ -411,7 +411,8 @@ pub(super) unsafe fn attempt(
             if effort.after.parked != Parked::No {
                 effort.after.parked = Parked::Failed;
             }
-            // SAFETY: the span maps its old frames, with or without page tables, and so do the views.
+            // SAFETY: the span maps its old frames, with or without page tables, and so do the
+            // views.
             unsafe {
                 at.let_go(effort);
                 at.reopen_views(effort);

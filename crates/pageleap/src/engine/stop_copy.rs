@@ -19,8 +19,8 @@
 //! contents, and a thread that touches the area waits as above. The alias of the old frames keeps
 //! page tables of its own.
 //!
-//! A region may have *views*, further mappings of its frames. This engine closes them before the span,
-//! so it is the only one that moves such regions ([`views`](super::views)).
+//! A region may have *views*, further mappings of its frames. This engine closes them before the
+//! span, so it is the only one that moves such regions ([`views`](super::views)).
 //!
 //! The engine promises: system calls that read or write the area do not fail because of a leap
 //! (FUTEX_WAKE_OP may). It needs Linux 5.14, and a userfaultfd that can make the kernel's own

@@ -1,8 +1,8 @@
-//! Views of a region: further mappings of the frames of a span, each with page tables on the node of
-//! the threads that use it.
+//! Views of a region: further mappings of the frames of a span, each with page tables on the node
+//! of the threads that use it.
 //!
-//! A thread may store through any of them, so an engine that moves the span closes all of them before
-//! it copies:
+//! A thread may store through any of them, so an engine that moves the span closes all of them
+//! before it copies:
 //!
 //! ```text
 //!                     span                 each view
@@ -13,14 +13,14 @@
 //!   views open        new frames           new frames, one view after the other
 //! ```
 //!
-//! No view has entries for old frames while the span has entries for new ones. So no thread can read a
-//! value that another has replaced already.
+//! No view has entries for old frames while the span has entries for new ones. So no thread can
+//! read a value that another has replaced already.
 //!
-//! Once the span has opened, the views must get the new frames, too: nothing can be undone. So the calls
-//! that the kernel may refuse for good come before the window. The new frames are mapped at a *standby*,
-//! address space of the worker's, whose page tables are filled there, and in the window these only move
-//! to the view (`mremap`). A shortage may keep the kernel from that, too, and is outwaited. Hugetlb pages,
-//! whose page tables cannot move, are mapped in the window.
+//! Once the span has opened, the views must get the new frames, too: nothing can be undone. So the
+//! calls that the kernel may refuse for good come before the window. The new frames are mapped at a
+//! *standby*, address space of the worker's, whose page tables are filled there, and in the window
+//! these only move to the view (`mremap`). A shortage may keep the kernel from that, too, and is
+//! outwaited. Hugetlb pages, whose page tables cannot move, are mapped in the window.
 
 #[cfg(not(loom))]
 use super::commit::still_maps;
@@ -101,8 +101,8 @@ impl Attempt<'_> {
         self.work.views.as_slice().iter().copied().enumerate()
     }
 
-    /// Registers the views, so that threads which touch a closed one wait. If one is refused, none is
-    /// registered afterwards.
+    /// Registers the views, so that threads which touch a closed one wait. If one is refused, none
+    /// is registered afterwards.
     ///
     /// # Safety
     /// As [`attempt`](super::attempt).
@@ -124,8 +124,9 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Makes the calls that the kernel may refuse, while all mappings still have their old frames: fills
-    /// the standbys, and finds out whether the views may be changed at all (they may be sealed).
+    /// Makes the calls that the kernel may refuse, while all mappings still have their old frames:
+    /// fills the standbys, and finds out whether the views may be changed at all (they may be
+    /// sealed).
     ///
     /// # Safety
     /// As [`attempt`](super::attempt).
@@ -173,9 +174,9 @@ impl Attempt<'_> {
         unsafe { backend.unlock(view.standby, len) }.map_err(|errno| (Call::Lock, errno))
     }
 
-    /// Closes the views: from now on a thread that touches one sleeps in a page fault. The caller then
-    /// closes the span by a call that holds the lock of the address space (mmap_lock) for writing. Such
-    /// a call waits for writes by `/proc/PID/mem`, which MADV_DONTNEED does not.
+    /// Closes the views: from now on a thread that touches one sleeps in a page fault. The caller
+    /// then closes the span by a call that holds the lock of the address space (mmap_lock) for
+    /// writing. Such a call waits for writes by `/proc/PID/mem`, which MADV_DONTNEED does not.
     ///
     /// # Safety
     /// As [`attempt`](super::attempt). The slot is published, and the tracker holds the views.
@@ -244,8 +245,9 @@ impl Attempt<'_> {
             }
             prefer(backend, number, view.node, effort);
             effort.count(Call::Populate);
-            // Entries of a shared file are writable, also if they are made for reading, and those are made
-            // sixteen at a time. If this is refused, threads that touch the view fill its page tables.
+            // Entries of a shared file are writable, also if they are made for reading, and those
+            // are made sixteen at a time. If this is refused, threads that touch the view fill its
+            // page tables.
             // SAFETY: a mapping of frames that stay.
             if unsafe { backend.populate(view.addr, len, false) }.is_err() {
                 effort.after.unasked_views |= 1 << number;
@@ -267,9 +269,10 @@ impl Attempt<'_> {
     }
 }
 
-/// Maps frames again in a view that maps them already, so that its many mappings become one. Threads
-/// that find a hole meanwhile wait for the slot, which `span`, the same part of the region, publishes.
-/// Its page tables come from its node, and those of the calling thread from `preferred` afterwards.
+/// Maps frames again in a view that maps them already, so that its many mappings become one.
+/// Threads that find a hole meanwhile wait for the slot, which `span`, the same part of the region,
+/// publishes. Its page tables come from its node, and those of the calling thread from `preferred`
+/// afterwards.
 ///
 /// # Safety
 /// As [`map_again`](super::commit::map_again).
@@ -335,13 +338,14 @@ fn count_mapping(effort: &mut Effort) {
     effort.counters.calls[Call::Advise as usize] += 2;
 }
 
-/// Maps frames, and hides the mapping from children and core dumps. If it is not the `first` call, there
-/// may be a hole, into which another thread may have mapped memory; that is not replaced.
+/// Maps frames, and hides the mapping from children and core dumps. If it is not the `first` call,
+/// there may be a hole, into which another thread may have mapped memory; that is not replaced.
 ///
 /// # Safety
 /// The range is the caller's.
 unsafe fn map_hidden(backend: &dyn Backend, mapping: &Mapping, first: bool) -> Result<(), Errno> {
-    // SAFETY: forwarded to the caller. Nothing is lost if a child or a core dump does get the mapping.
+    // SAFETY: forwarded to the caller. Nothing is lost if a child or a core dump does get the
+    // mapping.
     while_mapping(|| unsafe {
         if first { backend.map(mapping) } else { backend.map_own(mapping) }?;
         let _ = backend.advise(mapping.addr, mapping.len, Advice::DontFork);
@@ -350,8 +354,8 @@ unsafe fn map_hidden(backend: &dyn Backend, mapping: &Mapping, first: bool) -> R
     })
 }
 
-/// Maps new frames in a closed view, which must not keep its old frames. After a failure it may be a
-/// hole, so the call is repeated until it succeeds.
+/// Maps new frames in a closed view, which must not keep its old frames. After a failure it may be
+/// a hole, so the call is repeated until it succeeds.
 ///
 /// # Safety
 /// The range is that of a view that is closed.
@@ -391,8 +395,9 @@ fn unmap(backend: &dyn Backend, addr: usize, len: usize) -> Option<()> {
     None
 }
 
-/// Ends the process if a refused call cannot succeed any more: another owner's mapping lies there, the
-/// kernel forbids a `plain` call, or the file's descriptor has been closed. Returns `None`, to repeat it.
+/// Ends the process if a refused call cannot succeed any more: another owner's mapping lies there,
+/// the kernel forbids a `plain` call, or the file's descriptor has been closed. Returns `None`, to
+/// repeat it.
 fn give_up<T>(
     backend: &dyn Backend,
     file: MemoryFile,

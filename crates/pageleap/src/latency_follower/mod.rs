@@ -83,7 +83,7 @@ pub struct FollowPolicy {
     walkers: Walkers,
 }
 
-/// Who walks the page tables.
+/// The threads that walk the page tables.
 #[derive(Clone, Debug)]
 enum Walkers {
     Unknown,

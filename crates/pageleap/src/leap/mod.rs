@@ -171,8 +171,8 @@ impl<'a> Migration<'a> {
     /// Sets the initial size of an area, a multiple of the page size. Default:
     /// [`DEFAULT_AREA_BYTES`], but at least one page. Under the default, engines that follow writes
     /// enlarge areas up to 16 MB while few pages are written, and shrink them again when many are.
-    /// Such engines move hugetlb pages one by one. [`Engine::WpSync`] limits an area to 4096 pages, and
-    /// [`Engine::StopCopy`] to 16 MB. Without a size, areas of the latter follow from
+    /// Such engines move hugetlb pages one by one. [`Engine::WpSync`] limits an area to 4096 pages,
+    /// and [`Engine::StopCopy`] to 16 MB. Without a size, areas of the latter follow from
     /// [`Migration::wait_budget`]. Areas that [`EngineChoice::Auto`] closes before it copies them
     /// are smaller than this size if the budget asks for it.
     pub fn area_bytes(mut self, bytes: usize) -> Self {
@@ -189,8 +189,8 @@ impl<'a> Migration<'a> {
 
     /// Sets the number of disturbed copies after which the writers of an area are held back until
     /// it has moved. Default: 3. With 0, writers are held back from the start. For engines that can
-    /// hold writers back from a whole area or from a page ([`Engine::Mprotect`], [`Engine::WpSync`],
-    /// and for hugetlb pages [`Engine::PrecopyProtect`]).
+    /// hold writers back from a whole area or from a page ([`Engine::Mprotect`],
+    /// [`Engine::WpSync`], and for hugetlb pages [`Engine::PrecopyProtect`]).
     pub fn max_disturbed_copies(mut self, copies: u32) -> Self {
         self.max_disturbed = copies;
         self
@@ -249,8 +249,8 @@ impl<'a> Migration<'a> {
     /// at 5 GB/s. Where page tables may stay (on a machine with one node, say) it is some 0.15 ms.
     ///
     /// The budget is no promise: every page is moved, always, and threads may have to wait for a
-    /// CPU. [`JobCounts::windows_over_budget`](crate::JobCounts::windows_over_budget) counts the windows
-    /// that exceeded it.
+    /// CPU. [`JobCounts::windows_over_budget`](crate::JobCounts::windows_over_budget) counts the
+    /// windows that exceeded it.
     pub fn wait_budget(mut self, budget: Duration) -> Self {
         self.wait_budget = budget;
         self
@@ -266,8 +266,8 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// Has the job use the threads and descriptors that a [`MigrationContext`] keeps, and leave them
-    /// there for the next job.
+    /// Has the job use the threads and descriptors that a [`MigrationContext`] keeps, and leave
+    /// them there for the next job.
     pub fn context(mut self, context: &'a MigrationContext) -> Self {
         self.context = Some(context);
         self
@@ -317,9 +317,10 @@ impl<'a> Migration<'a> {
     /// thread. With a [`MigrationContext`], a job of one page takes some 0.1 ms (`docs/adr/0028`).
     ///
     /// Meanwhile the calling thread blocks the signals that programs handle (not those that faults
-    /// raise), and [`thread_is_ours`](crate::thread_is_ours) is true for it. It stays on its CPUs, and
-    /// gets its memory policy back at the end. A thread of the job runs it instead if the calling
-    /// thread has a low priority or SCHED_DEADLINE, or if its stack lies in the pages or beside them.
+    /// raise), and [`thread_is_ours`](crate::thread_is_ours) is true for it. It stays on its CPUs,
+    /// and gets its memory policy back at the end. A thread of the job runs it instead if the
+    /// calling thread has a low priority or SCHED_DEADLINE, or if its stack lies in the pages or
+    /// beside them.
     ///
     /// Hold no guard ([`Region::pin`]) on these pages: the calling thread cannot drop it meanwhile.
     /// The job would wait for [`Migration::pin_patience`] in vain, and leave the pages where they

@@ -16,9 +16,9 @@
 //!   note what moved     join, recycle   mappings to join, frames to give back
 //! ```
 //!
-//! Locks: a job's state, then the claimed ranges, then a region's extents, then a share's state. The
-//! locks of [`join`](super::join) and [`recycle`](super::recycle) are leaves. None is held during an
-//! attempt.
+//! Locks: a job's state, then the claimed ranges, then a region's extents, then a share's state.
+//! The locks of [`join`](super::join) and [`recycle`](super::recycle) are leaves. None is held
+//! during an attempt.
 
 use std::collections::BTreeSet;
 use std::sync::{OnceLock, PoisonError};
@@ -130,8 +130,8 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Puts back what views have changed beside the frames: the standbys, and the memory policy that
-    /// this thread has inherited. `torn` is the number of a standby where a call has failed.
+    /// Puts back what views have changed beside the frames: the standbys, and the memory policy
+    /// that this thread has inherited. `torn` is the number of a standby where a call has failed.
     fn leave_views(&mut self, work: &Work, torn: Option<usize>) {
         let Work { views, page, span, .. } = work;
         if views.is_empty() {
@@ -141,8 +141,8 @@ impl Worker {
             standbys.clear(views, span.len, torn);
         }
         if let Some(policy) = self.inherited.as_ref().filter(|_| views.of_span.is_none()) {
-            // It is refused if the cpuset no longer allows a node of it; the kernel has replaced such a
-            // policy itself.
+            // It is refused if the cpuset no longer allows a node of it; the kernel has replaced
+            // such a policy itself.
             let _ = policy.set();
         }
     }

@@ -69,9 +69,9 @@ impl TablePolicy {
     }
 }
 
-/// Notes in the region's account which page tables an attempt has given to its span. `seated` is the
-/// node to which those of the new frames' alias were brought before, and `preferred` the one from
-/// which this worker's come.
+/// Notes in the region's account which page tables an attempt has given to its span. `seated` is
+/// the node to which those of the new frames' alias were brought before, and `preferred` the one
+/// from which this worker's come.
 pub(super) fn note(
     place: &Place<'_>,
     work: &Work,

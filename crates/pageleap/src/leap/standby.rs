@@ -52,7 +52,8 @@ impl Standbys {
         Ok(Standby { start, bytes, listed, torn: None })
     }
 
-    /// Gives each of the views its standby, for areas of `len` bytes. An error says why one has none.
+    /// Gives each of the views its standby, for areas of `len` bytes. An error says why one has
+    /// none.
     pub(super) fn stand_by(&mut self, views: &mut Views, len: usize) -> Result<(), (Call, Errno)> {
         for number in 0..views.as_slice().len() {
             if self.all[number].torn.is_some() {
@@ -72,8 +73,8 @@ impl Standbys {
         self.all[number].start + addr % ALIGN
     }
 
-    /// Unmaps what an attempt has left at the standbys, which would be a mapping for each place where
-    /// an area has been. `torn` is the number of one where a call has failed.
+    /// Unmaps what an attempt has left at the standbys, which would be a mapping for each place
+    /// where an area has been. `torn` is the number of one where a call has failed.
     pub(super) fn clear(&mut self, views: &Views, len: usize, torn: Option<usize>) {
         for (number, view) in views.as_slice().iter().enumerate() {
             let at = self.addr(number, view.addr);

@@ -10,8 +10,8 @@ use crate::engine::{Engine, EngineChoice};
 use crate::error::Error;
 use crate::units::PageSize;
 
-/// Closes all views of an area before it copies the area. Engines that follow writes, or forbid them,
-/// do so in one mapping only.
+/// Closes all views of an area before it copies the area. Engines that follow writes, or forbid
+/// them, do so in one mapping only.
 const ENGINE: Engine = Engine::StopCopy;
 
 /// The engine for a job on regions with views. Refuses any other one that is asked for.

@@ -72,8 +72,9 @@ use crate::units::{AddressRange, PageSize, RegionId};
 /// * **Nothing that this library allocates** inside: the global allocator, and `malloc` under it,
 ///   must not take their memory from a region.
 /// * **No userfaultfd of your own** on it, and no protection keys.
-/// * **No other mapping** of the same memory file but its [views](View), and no use by other processes. Children made by
-///   `fork` do not get the region (`MADV_DONTFORK` is set); a child must not touch it.
+/// * **No other mapping** of the same memory file but its [views](View), and no use by other
+///   processes. Children made by `fork` do not get the region (`MADV_DONTFORK` is set); a child
+///   must not touch it.
 /// * **No thread that blocks SIGSEGV writes into the region** while the engine `mprotect` or
 ///   `precopy-protect` moves it. A signal handler whose mask contains SIGSEGV blocks it.
 /// * **No seccomp filter kills a thread** for the system calls of the fault handler, if the thread
@@ -524,10 +525,10 @@ impl Region {
         observe::mapped_pages(self.0.start, self.len())
     }
 
-    /// How many pages of page table map the region, by level and by the node that was asked for. The
-    /// kernel is not asked: this is the library's own account, and [`PageTableCounts`] says what it
-    /// means. Leaps may go on meanwhile; an area that is moving counts as before the move, or as
-    /// after it.
+    /// How many pages of page table map the region, by level and by the node that was asked for.
+    /// The kernel is not asked: this is the library's own account, and [`PageTableCounts`] says
+    /// what it means. Leaps may go on meanwhile; an area that is moving counts as before the move,
+    /// or as after it.
     pub fn page_tables(&self) -> PageTableCounts {
         let extents = lock(&self.0.extents);
         lock(&self.0.tables).counts(&extents)

@@ -5,8 +5,8 @@
 //! node, and the node's threads walk tables of their own node. This replicates page tables for the
 //! memory of a region, which Mitosis and Phoenix do for whole processes in a changed kernel.
 //!
-//! **Invariant:** outside a running attempt, each view maps the frames of the region's extents, at the
-//! same offsets. `grow` and `back` map both, `discard` unmaps both, and a leap closes both
+//! **Invariant:** outside a running attempt, each view maps the frames of the region's extents, at
+//! the same offsets. `grow` and `back` map both, `discard` unmaps both, and a leap closes both
 //! ([`engine::views`](crate::engine::views)).
 
 use std::collections::BTreeMap;
@@ -30,13 +30,13 @@ use crate::sync::{Mutex, lock, thread};
 use crate::topology::Topology;
 use crate::units::{NodeId, PageSize};
 
-/// The most hugetlb pages of one mapping, in blocks of so many. 128 pages of 2 MB are 256 MB, so a TB
-/// takes 4096 mappings of the 65,530 that a process has by default (`vm.max_map_count`).
+/// The most hugetlb pages of one mapping, in blocks of so many. 128 pages of 2 MB are 256 MB, so a
+/// TB takes 4096 mappings of the 65,530 that a process has by default (`vm.max_map_count`).
 ///
-/// In views it has a second reason: two mappings of a file share pages of PMDs where both cover a whole
-/// GB and agree modulo 1 GB (`huge_pmd_share` in mm/hugetlb.c). Then a view would have the page tables
-/// of another node. The kernel does not merge mappings of hugetlb pages, so a view never covers one GB
-/// by one mapping.
+/// In views it has a second reason: two mappings of a file share pages of PMDs where both cover a
+/// whole GB and agree modulo 1 GB (`huge_pmd_share` in mm/hugetlb.c). Then a view would have the
+/// page tables of another node. The kernel does not merge mappings of hugetlb pages, so a view
+/// never covers one GB by one mapping.
 pub(crate) const HUGETLB_BLOCK: u64 = 128;
 
 /// A view's mapping.
@@ -48,27 +48,27 @@ pub(super) struct Replica {
     tables: Mutex<TableAccount>,
 }
 
-/// A mapping of a region's memory for the threads of one node: the same frames at other addresses, with
-/// page tables on that node ([`Region::replicate`]).
+/// A mapping of a region's memory for the threads of one node: the same frames at other addresses,
+/// with page tables on that node ([`Region::replicate`]).
 ///
-/// A load whose translation is not in the TLB walks page tables. Where these lie on another node, each
-/// walk fetches its entries from there. Threads that use the view of their own node walk local tables,
-/// while the data are shared.
+/// A load whose translation is not in the TLB walks page tables. Where these lie on another node,
+/// each walk fetches its entries from there. Threads that use the view of their own node walk local
+/// tables, while the data are shared.
 ///
 /// # What changes for the program
-/// * **Offsets instead of addresses.** Byte `n` of a view is byte `n` of the region. A pointer that is
-///   stored inside is an address of one mapping: whoever follows it leaves his view. So structures
-///   inside store offsets.
+/// * **Offsets instead of addresses.** Byte `n` of a view is byte `n` of the region. A pointer that
+///   is stored inside is an address of one mapping: whoever follows it leaves his view. So
+///   structures inside store offsets.
 /// * **Locks that sleep** (mutexes, condition variables, semaphores; all that use a private futex)
-///   are used through *one* mapping, say the region's. The kernel knows such a lock by its address, so a
-///   thread that sleeps at one address does not notice a wake at another. Atomics and spin locks
-///   work through all mappings together.
+///   are used through *one* mapping, say the region's. The kernel knows such a lock by its address,
+///   so a thread that sleeps at one address does not notice a wake at another. Atomics and spin
+///   locks work through all mappings together.
 /// * **Attributes** (`mprotect`, `madvise`, `mlock`) are set on the region. A view is readable and
 ///   writable, also where the region has been made read-only, and loses other attributes when its
 ///   pages move. Children do not get it, and core dumps contain the region only.
-/// * **Leaps** of a region that has views go by [`Engine::StopCopy`](crate::Engine::StopCopy), which
-///   closes all of them before it copies, and so needs a userfaultfd that holds up the kernel's own
-///   accesses. Each view makes the window longer.
+/// * **Leaps** of a region that has views go by [`Engine::StopCopy`](crate::Engine::StopCopy),
+///   which closes all of them before it copies, and so needs a userfaultfd that holds up the
+///   kernel's own accesses. Each view makes the window longer.
 ///
 /// The other rules of [the contract](Region) hold for accesses through views, too. A guard
 /// ([`Region::pin`]) holds for all views.
@@ -118,7 +118,8 @@ impl<'a> View<'a> {
 
     /// As [`Region::atomics_u64`].
     pub fn atomics_u64(&self, range: Range<usize>) -> Result<&'a [AtomicU64], Error> {
-        // SAFETY: atomics may be shared with concurrent atomic accesses, also through other mappings.
+        // SAFETY: atomics may be shared with concurrent atomic accesses, also through other
+        // mappings.
         unsafe { self.slice_of(range) }
     }
 
@@ -181,25 +182,25 @@ impl fmt::Debug for View<'_> {
 }
 
 impl Region {
-    /// Gives each of these nodes a [view](View) of the region, unless it has one. Threads use the view
-    /// of the node on which they run; [`View`] says what that asks of the program.
+    /// Gives each of these nodes a [view](View) of the region, unless it has one. Threads use the
+    /// view of the node on which they run; [`View`] says what that asks of the program.
     ///
-    /// A view takes address space for the region's capacity, and page tables: 1/512 of the memory in base
-    /// pages. Making it takes some 50 ms for each GB of base pages. From then on `grow`, `back`,
-    /// `discard` and leaps change all views along with the region.
+    /// A view takes address space for the region's capacity, and page tables: 1/512 of the memory
+    /// in base pages. Making it takes some 50 ms for each GB of base pages. From then on `grow`,
+    /// `back`, `discard` and leaps change all views along with the region.
     ///
-    /// A node may be named several times, and then has as many views. That serves to test and measure
-    /// on a machine with one node.
+    /// A node may be named several times, and then has as many views. That serves to test and
+    /// measure on a machine with one node.
     ///
     /// # Errors
-    /// * [`Error::UnknownNode`], [`Error::NodeNotAllowed`]: the node has no memory or is offline, or the
-    ///   cpuset excludes it. [`Error::BadArgument`]: it has no CPUs, so no thread would use the view;
-    ///   or there would be more than 64 views.
+    /// * [`Error::UnknownNode`], [`Error::NodeNotAllowed`]: the node has no memory or is offline,
+    ///   or the cpuset excludes it. [`Error::BadArgument`]: it has no CPUs, so no thread would use
+    ///   the view; or there would be more than 64 views.
     /// * [`Error::RangeBusy`]: a job or a call works on the region. Wait for it.
     /// * [`Error::Limit`]: the views would need more mappings than the process may have.
     ///   [`Error::OutOfMemory`]: a memory cgroup has no room for the page tables.
-    /// * [`Error::Unsupported`]: the region has pages of 1 GB. One page of page table maps 512 of them,
-    ///   so there is nothing to replicate.
+    /// * [`Error::Unsupported`]: the region has pages of 1 GB. One page of page table maps 512 of
+    ///   them, so there is nothing to replicate.
     /// * [`Error::Call`]: the kernel refuses a call.
     ///
     /// After an error the region has the views that it had before.
@@ -252,8 +253,8 @@ impl Region {
         self.0.views().into_iter().map(view).collect()
     }
 
-    /// Unmaps all views of these nodes. The region and its contents stay. Takes `&mut self`, because
-    /// references into a view would dangle.
+    /// Unmaps all views of these nodes. The region and its contents stay. Takes `&mut self`,
+    /// because references into a view would dangle.
     ///
     /// # Errors
     /// [`Error::RangeBusy`]: a job or a call works on the region. [`Error::Call`]: the kernel refuses to
@@ -294,7 +295,8 @@ impl Replica {
 }
 
 impl RegionInner {
-    /// The views that there are now. Whoever has a claim of the region finds the same until it ends.
+    /// The views that there are now. Whoever has a claim of the region finds the same until it
+    /// ends.
     fn views(&self) -> Vec<Arc<Replica>> {
         lock(&self.views).clone()
     }
@@ -373,7 +375,8 @@ impl RegionInner {
         if let Some(extent) = extents.first() {
             check_memory_cgroups(extent.share.node(), 1, entries)?;
         }
-        // Beside its frames, a view has mappings of address space without memory between and behind them.
+        // Beside its frames, a view has mappings of address space without memory between and behind
+        // them.
         let each = extents.iter().map(|e| 1 + self.pieces(e).count()).sum::<usize>() + 1;
         let needed = each * views;
         let Some(limit) = observe::max_mapping_count() else { return Ok(()) };
@@ -444,8 +447,8 @@ impl RegionInner {
         }
     }
 
-    /// Maps frames in views, by a thread of our own, because the memory policy of the caller's must not
-    /// change. `must_ask`: a node that the kernel refuses is an error.
+    /// Maps frames in views, by a thread of our own, because the memory policy of the caller's must
+    /// not change. `must_ask`: a node that the kernel refuses is an error.
     fn map_in(
         &self,
         views: &[Arc<Replica>],
@@ -505,8 +508,8 @@ impl RegionInner {
             backend.advise(addr, len, Advice::DontFork).map_err(|errno| (Call::Advise, errno))
         });
         let filled = mapped.and_then(|()| {
-            // Entries of a shared file are writable, also if they are made for reading, and those are made
-            // sixteen at a time (`do_fault_around` in mm/memory.c).
+            // Entries of a shared file are writable, also if they are made for reading, and those
+            // are made sixteen at a time (`do_fault_around` in mm/memory.c).
             // SAFETY: as above. If the advice is refused, core dumps are larger.
             unsafe {
                 let _ = backend.advise(addr, len, Advice::DontDump);

@@ -14,8 +14,9 @@ const STRAY: usize = 24 << 10;
 const CASES: &[(&str, bool, bool)] =
     &[("made", false, false), ("leapt", true, false), ("grown and backed", false, true)];
 
-/// A region with a view for each node with CPUs. Unmaps the views without the library, one after the
-/// other: the kernel's counters tell on which node their page tables were freed. Ends the process.
+/// A region with a view for each node with CPUs. Unmaps the views without the library, one after
+/// the other: the kernel's counters tell on which node their page tables were freed. Ends the
+/// process.
 fn check_views(nodes: &[NodeId], leaps: bool, changes: bool) -> ! {
     let topology = Topology::read().unwrap();
     let with_cpus: Vec<NodeId> =

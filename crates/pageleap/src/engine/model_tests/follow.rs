@@ -348,8 +348,8 @@ mod loom_tests {
         }
     }
 
-    /// A thread that has stored through the region finds that value through a view, and the other way
-    /// round.
+    /// A thread that has stored through the region finds that value through a view, and the other
+    /// way round.
     #[test]
     fn loom_stop_copy_a_thread_uses_both_mappings() {
         let test = |by| {

@@ -265,7 +265,8 @@ mod loom_tests {
         });
     }
 
-    /// The `mprotect` that opens the area for a writer fails: before, after or in the middle of its effect.
+    /// The `mprotect` that opens the area for a writer fails: before, after or in the middle of its
+    /// effect.
     #[test]
     fn loom_writer_cannot_open() {
         for mode in [FailMode::Before, FailMode::After, FailMode::Partial] {

@@ -3,10 +3,10 @@
 //!
 //! Page tables stay behind when threads move to another node, and a walk that fetches entries from
 //! there takes as long as any remote access (seed: "Phoenix", section 3; seed: "Latency-aware
-//! page-table migration", section 3). Both papers change the kernel. On a vanilla kernel page tables
-//! follow the memory policy of the thread that makes them, so a thread of the job makes them anew
-//! ([`engine::tables`](crate::engine::tables) has the two calls). [`plan`] decides which of them can
-//! move, [`mover`] moves them, and [`staging`] is the address space where entries wait.
+//! page-table migration", section 3). Both papers change the kernel. On a vanilla kernel page
+//! tables follow the memory policy of the thread that makes them, so a thread of the job makes them
+//! anew ([`engine::tables`](crate::engine::tables) has the two calls). [`plan`] decides which of
+//! them can move, [`mover`] moves them, and [`staging`] is the address space where entries wait.
 
 mod mover;
 mod plan;
@@ -42,27 +42,27 @@ use plan::Plan;
 
 /// Describes a move of page tables without the data, then starts it as a job.
 ///
-/// Threads may read and write the range meanwhile. Each page keeps its frame and its contents; guards
-/// ([`Region::pin`]) do not hold the job up. Attributes stay, except that a change which the program
-/// makes in the moment in which an area moves may be lost for that area. Do not lock pages of the
-/// region (`mlock`) meanwhile: the kernel takes a lock that comes in that moment off the pages around
-/// the area, too, and leaves it in its count. Locks from before are taken off and set again; if the
-/// process may not lock so much any more, such an area fails as it is. No thread waits for the job. One that
-/// touches an area while its page tables are being made has a page fault, and a thread that faults
-/// or maps memory elsewhere may wait for the kernel's two calls for an area (0.1 to 0.3 ms each for
-/// 16 MB of base pages).
+/// Threads may read and write the range meanwhile. Each page keeps its frame and its contents;
+/// guards ([`Region::pin`]) do not hold the job up. Attributes stay, except that a change which the
+/// program makes in the moment in which an area moves may be lost for that area. Do not lock pages
+/// of the region (`mlock`) meanwhile: the kernel takes a lock that comes in that moment off the
+/// pages around the area, too, and leaves it in its count. Locks from before are taken off and set
+/// again; if the process may not lock so much any more, such an area fails as it is. No thread
+/// waits for the job. One that touches an area while its page tables are being made has a page
+/// fault, and a thread that faults or maps memory elsewhere may wait for the kernel's two calls for
+/// an area (0.1 to 0.3 ms each for 16 MB of base pages).
 ///
 /// # Which page tables move
 /// * Pages of **PTEs** of base pages, each of which maps 2 MB, and pages of **PMDs**, each of which
-///   maps 1 GB. A page of page table moves if all that it maps are pages of the region in the range,
-///   in consecutive frames and with equal attributes. For the others,
-///   [`Report::runs`] has [`Reason::SharedTable`](crate::Reason::SharedTable); a
-///   [`Migration`](crate::Migration) brings their data into consecutive frames.
+///   maps 1 GB. A page of page table moves if all that it maps are pages of the region in the
+///   range, in consecutive frames and with equal attributes. For the others, [`Report::runs`] has
+///   [`Reason::SharedTable`](crate::Reason::SharedTable); a [`Migration`](crate::Migration) brings
+///   their data into consecutive frames.
 /// * **Transparent huge pages** have no PTEs, so theirs move by whole GB only.
 /// * Pages of the third level (512 GB each) and above stay. So few of them exist that they stay in
 ///   caches.
-/// * **hugetlb pages**: not offered ([`Error::Unsupported`]), because the kernel does not take their
-///   entries apart from the mapping (EINVAL). A leap to a placement whose
+/// * **hugetlb pages**: not offered ([`Error::Unsupported`]), because the kernel does not take
+///   their entries apart from the mapping (EINVAL). A leap to a placement whose
 ///   [`page_tables`](crate::Placement::page_tables) name the node moves them with the data.
 ///
 /// [`Region::page_tables`] has the nodes that were asked for afterwards. The kernel falls back to
@@ -92,8 +92,8 @@ pub struct PageTableMigration<'a> {
 }
 
 impl Region {
-    /// Moves the page tables of a part to a node, and leaves the data where it is. The short form of
-    /// [`PageTableMigration::start`], which says more.
+    /// Moves the page tables of a part to a node, and leaves the data where it is. The short form
+    /// of [`PageTableMigration::start`], which says more.
     ///
     /// # Errors
     /// Those of [`PageTableMigration::start`].
@@ -116,8 +116,8 @@ impl<'a> PageTableMigration<'a> {
         self
     }
 
-    /// Also makes those pages of page table anew that were asked for on this node before. The kernel
-    /// may have taken them from another node when this one had no free page.
+    /// Also makes those pages of page table anew that were asked for on this node before. The
+    /// kernel may have taken them from another node when this one had no free page.
     pub fn anew(mut self) -> Self {
         self.anew = true;
         self
