@@ -143,7 +143,7 @@ fn views_are_measured_against_their_number() {
         let of_name = rows.iter().filter(|row| row[key] == name);
         of_name.map(|row| row[number].as_u64().unwrap()).collect()
     };
-    for step in ["leap", "discard", "back"] {
+    for step in ["leap", "discard", "back", "grow"] {
         assert_eq!(numbers("views", "step", step, "views"), [0, 1, 2, 3]);
         let tables = numbers("views", "step", step, "page_table_bytes");
         assert!(tables[0] == 0 && tables.is_sorted(), "{tables:?}");
@@ -165,7 +165,7 @@ fn views_are_measured_against_their_number() {
             assert!(has_none || ordered[0].is_some() && ordered.is_sorted(), "{row}");
         }
     }
-    assert!(notes.contains("Phoenix (OSDI 2024)"), "{notes}");
+    assert!(notes.contains("Phoenix (Siavashi et al.)"), "{notes}");
 
     let text = pageleap(&flags);
     let text = String::from_utf8_lossy(&text.stdout);

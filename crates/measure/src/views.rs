@@ -20,8 +20,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use pageleap::{
-    BASE_PAGE, Engine, EngineChoice, Error as LeapError, Migration, NodeId, PageTableCounts,
-    PageTableLevel,
+    BASE_PAGE, Engine, EngineChoice, Error as LeapError, Migration, NodeId, PageSize,
+    PageTableCounts, PageTableLevel, Region,
 };
 use pageleap_sys::{self as sys, Errno};
 
@@ -50,11 +50,13 @@ pub enum Step {
     Discard,
     /// Backs that part again, with zeroed frames.
     Back,
+    /// Grows an empty region, which has as many views, by as many bytes.
+    Grow,
 }
 
 impl Step {
     /// All of them, in the order of [`Figures::steps_ns`].
-    pub const ALL: [Step; 4] = [Step::Replicate, Step::Leap, Step::Discard, Step::Back];
+    pub const ALL: [Step; 5] = [Step::Replicate, Step::Leap, Step::Discard, Step::Back, Step::Grow];
 
     /// Its name in results.
     pub fn name(self) -> &'static str {
@@ -63,6 +65,7 @@ impl Step {
             Step::Leap => "leap",
             Step::Discard => "discard",
             Step::Back => "back",
+            Step::Grow => "grow",
         }
     }
 }
@@ -211,11 +214,12 @@ impl<'a> Bench<'a> {
         if stopped() {
             return Ok(None);
         }
+        let grow = self.grow(views)?;
         let calls_ns = self.plain.measure(1 + views)?;
         let replicate = (views > 0).then_some(replicate);
         Ok(Some(Figures {
             views,
-            steps_ns: [replicate, leap, Some(discard), Some(back)],
+            steps_ns: [replicate, leap, Some(discard), Some(back), Some(grow)],
             calls_ns,
             table_bytes,
         }))
@@ -242,6 +246,16 @@ impl<'a> Bench<'a> {
         let home = to(&pools[0])?.wait();
         check_complete(&home, home.pages.total())?;
         Ok(report.migrate_ns)
+    }
+
+    /// Grows an empty region with views by the bytes of the part.
+    fn grow(&self, views: usize) -> Result<u64, Error> {
+        let region = Region::reserve(self.part.len(), PageSize::Base)?;
+        region.replicate(self.nodes[..views].iter().copied())?;
+        // The other pool is free between leaps.
+        let (grown, time) = timed(|| region.grow(self.part.len(), &self.scene.pools[1]));
+        grown?;
+        Ok(time)
     }
 
     /// Discards the part and backs it again. Fills it through the region, and compares the contents

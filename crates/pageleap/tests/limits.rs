@@ -159,7 +159,8 @@ fn own_policy() -> (i32, [u64; 16]) {
     (mode, nodes)
 }
 
-/// Without a thread of the library, the caller's own maps the views, under its own memory policy.
+/// Without a thread of the library `replicate` is refused, and `back` fills the page tables of
+/// views under the caller's own memory policy.
 fn without_threads_views() {
     if common::is_root() {
         common::become_nobody();

@@ -5,7 +5,7 @@
 //! keeps a shadow of each word. One writer lets the kernel write (`read(2)`). Readers check that no
 //! word ever falls back. A bystander maps and faults memory outside the region. After each leap the
 //! kernel's view is checked. At the end each word must equal its shadow. Where the region has
-//! views, each thread uses another mapping of it.
+//! views, each thread uses all mappings in turn.
 //!
 //! `PAGELEAP_STRESS_SECONDS` sets the duration of each case. A lost write is reported with the word
 //! LOST.
@@ -28,6 +28,7 @@ use common::{
     works, works_for,
 };
 use load::{bystander, word_of};
+use pageleap::topology::{Node, Topology};
 use pageleap::{
     Ended, Engine, EngineChoice, EngineName, Migration, PageSize, PageTableMigration, Pool, Region,
     Report, audit,
@@ -53,13 +54,11 @@ struct Case {
     views: usize,
 }
 
-/// The words of the region, through the region itself or one of its views: threads take turns.
-fn words_of(region: &Region, thread: usize) -> &[AtomicU64] {
+/// The words of the region, through the region itself and each of its views.
+fn mappings_of(region: &Region) -> Vec<&[AtomicU64]> {
     let views = region.views();
-    match thread % (1 + views.len()) {
-        0 => region.atomics_u64(0..region.len()).unwrap(),
-        view => views[view - 1].atomics_u64(0..region.len()).unwrap(),
-    }
+    let of_views = views.iter().map(|view| view.atomics_u64(0..region.len()).unwrap());
+    [region.atomics_u64(0..region.len()).unwrap()].into_iter().chain(of_views).collect()
 }
 
 /// Results of the thread that lets the kernel write.
@@ -71,11 +70,12 @@ struct KernelWrites {
 
 /// Writes rising values. Returns the shadow.
 fn user_writer(region: &Region, owner: usize, case: &Case, stop: &AtomicBool) -> Vec<u64> {
-    let words = words_of(region, owner);
-    let mut shadow = vec![0u64; words.len()];
+    let mappings = mappings_of(region);
+    let mut shadow = vec![0u64; mappings[0].len()];
     let mut random = Random::new(owner as u64 + 1);
     let mut value = 0;
     while !stop.load(Ordering::Relaxed) {
+        let words = mappings[value as usize % mappings.len()];
         let at = word_of(&mut random, words.len(), OWNERS, owner, case.skew);
         value += 1;
         words[at].store(value, Ordering::Relaxed);
@@ -95,12 +95,13 @@ fn kernel_writer(
     stop: &AtomicBool,
     seen: &KernelWrites,
 ) -> Vec<u64> {
-    let words = words_of(region, owner);
-    let mut shadow = vec![0u64; words.len()];
+    let mappings = mappings_of(region);
+    let mut shadow = vec![0u64; mappings[0].len()];
     let mut random = Random::new(99);
     let (from, to) = pipe();
     let mut value = 0u64;
     while !stop.load(Ordering::Relaxed) {
+        let words = mappings[value as usize % mappings.len()];
         let at = word_of(&mut random, words.len(), OWNERS, owner, case.skew);
         value += 1;
         // SAFETY: the first call reads the eight bytes of `value`. The second writes an aligned
@@ -128,12 +129,13 @@ fn kernel_writer(
 fn reader(region: &Region, seed: u64, stop: &AtomicBool) {
     let mut seen = vec![0u64; region.len() / 8];
     let mut random = Random::new(seed);
+    let mappings = mappings_of(region);
     for turn in 0.. {
         if stop.load(Ordering::Relaxed) {
             return;
         }
         // A value that one mapping has shown must not be older in the next.
-        let words = words_of(region, turn);
+        let words = mappings[turn % mappings.len()];
         for _ in 0..1000 {
             let at = random.below(words.len() as u64) as usize;
             if at % OWNERS == WRITERS {
@@ -245,7 +247,11 @@ fn under_load<T>(
 /// Runs a case: leaps under load, and checks.
 fn run(case: Case, pools: [Pool; 2]) {
     let region = Region::new(&pools[0], case.bytes).unwrap();
-    region.replicate(std::iter::repeat_n(nodes()[1], case.views)).unwrap();
+    let topology = Topology::read().unwrap();
+    let usable = |node: &&Node| !node.cpus.is_empty() && node.total_bytes > 0;
+    let with_cpus = topology.nodes().iter().filter(usable);
+    let homes: Vec<_> = with_cpus.map(|node| node.id).collect();
+    region.replicate(homes.into_iter().cycle().take(case.views)).unwrap();
     let total_free = pools[0].free_bytes() + pools[1].free_bytes();
     let kernel = KernelWrites::default();
     let mut total = Total::default();

@@ -20,7 +20,7 @@ use common::{
     places_in, pool_mappings, pools, run_case, skip, skip_page_size, stamp, turn, vm_flags, works,
     works_for,
 };
-use pageleap::backend::{Call, Errno, Linux};
+use pageleap::backend::{Call, Errno, Linux, Model};
 use pageleap::{
     Engine, Error, Migration, NodeId, PageSize, PageTableLevel, PageTableMigration, Pool, Region,
     View, audit,
@@ -318,6 +318,21 @@ fn requests_that_make_no_sense_are_refused_and_change_nothing() {
     let mut empty = empty;
     empty.drop_views([NodeId(4000)]).unwrap();
     check_views(&empty, 1);
+}
+
+/// A cpuset that excludes a node is told before anything is made.
+#[test]
+fn a_node_outside_of_the_cpuset_gets_no_view() {
+    let model = Arc::new(Model::new());
+    let pool = Pool::builder(NodeId(0), MB as u64).backend(model.clone()).build().unwrap();
+    let region = Region::new(&pool, MB).unwrap();
+    let in_use = model.pages_in_use();
+    model.forbid_node(1);
+    let refused = region.replicate([NodeId(0), NodeId(1)]).unwrap_err();
+    assert!(matches!(refused, Error::NodeNotAllowed { node: NodeId(1) }), "{refused}");
+    assert_eq!((region.views().len(), model.pages_in_use()), (0, in_use));
+    region.replicate([NodeId(0)]).unwrap();
+    assert_eq!(model.pages_in_use(), in_use + MB / 4096);
 }
 
 /// Two mappings of a hugetlb file share a page of page table where both cover one GB. When an entry

@@ -30,8 +30,8 @@ use crate::{bytes, export, interrupt};
 ///
 /// Each run also measures views of the region (`replicate`) against their number: 0, 1, 2, 4 and so
 /// on, up to --views, in an order that rotates with the runs. It times making them, a leap of the
-/// whole region at rest, and discarding and backing a part. Beside that stand mmap, mprotect,
-/// mremap and munmap of as many plain mappings of one file.
+/// whole region at rest, discarding and backing a part, and growing a small region by as much.
+/// Beside that stand mmap, mprotect, mremap and munmap of as many plain mappings of one file.
 ///
 /// Exit code: 0 measured; 1 a failure, or lost writes; 2 a request that makes no sense; 130
 /// interrupted by Ctrl-C.

@@ -100,7 +100,7 @@ fn step_columns() -> Vec<Column<Row>> {
         column(
             "",
             "time",
-            "ms for each GB of the region; of the part for discard and back",
+            "ms for each GB of the region; of the part for discard, back and grow",
             |row| middle(row.time),
         ),
         column("", "min to max", "", |row: &Row| span(row.time)),
@@ -147,13 +147,13 @@ fn notes(runs: &[Run], size: u64) -> Vec<String> {
     let mb = part_bytes(size) as f64 / f64::from(1 << 20);
     let mut notes = vec![
         format!(
-            "discard and back: a part of {mb} MB. discard also maps the frames for the pool again, and back \
-             zeroes them. mmap (populated), mprotect (read-only and back), mremap (to other addresses, \
+            "discard, back and grow: {mb} MB. discard also maps the frames for the pool again, and back and grow \
+             zero them. mmap (populated), mprotect (read-only and back), mremap (to other addresses, \
              twice) and munmap: a file of {mb} MB, outside of any region."
         ),
         "Views are mappings of one process, so each change is repeated for each of them: its cost grows \
          with their number. Mitosis changes all replicas of page tables inside one call of a changed \
-         kernel. Phoenix (OSDI 2024) reports for Mitosis on 2 sockets, in us for each call, Linux -> \
+         kernel. Phoenix (Siavashi et al.) reports for Mitosis on 2 sockets, in us for each call, Linux -> \
          Mitosis: mremap 53 -> 61, mprotect 21 -> 23, mmap 25 -> 28, munmap 30 -> 30 (Table 2), a ratio of \
          1.15, 1.10, 1.12 and 1.00; and an overhead of 3.2 % to 7.8 % on 4 sockets (Fig. 4). Its times \
          cannot be compared with these, since the machine and the size of its calls differ."
@@ -175,7 +175,7 @@ mod tests {
             let replicate = (views > 0).then_some(ns);
             Figures {
                 views: views as usize,
-                steps_ns: [replicate, None, Some(ns), Some(ns)],
+                steps_ns: [replicate, None, Some(ns), Some(ns), Some(ns)],
                 calls_ns: [ns; 4],
                 table_bytes: views * 4096,
             }
@@ -198,11 +198,11 @@ mod tests {
     fn a_leap_that_was_refused_is_named_with_its_reason() {
         let sections = sections(&[run(10)], 4 << 20);
         let Body::Table(steps) = &sections[0].body else { panic!("no table") };
-        let groups = ["replicate", "leap", "discard", "back"]
+        let groups = ["replicate", "leap", "discard", "back", "grow"]
             .map(|name| steps.groups.iter().filter(|group| *group == name).count());
-        assert_eq!(groups, [2, 3, 3, 3]);
+        assert_eq!(groups, [2, 3, 3, 3, 3]);
         let Body::Notes(notes) = &sections[2].body else { panic!("no notes") };
         assert!(notes.iter().any(|note| note == "leap: not measured: no userfaultfd"), "{notes:?}");
-        assert!(notes[0].contains("a part of 1 MB"), "{notes:?}");
+        assert!(notes[0].contains("grow: 1 MB"), "{notes:?}");
     }
 }

@@ -156,7 +156,7 @@ fn run(
 fn copy(to: &[AtomicU64], from: &[AtomicU64]) {
     let bytes = size_of_val(from).min(size_of_val(to));
     let method = CopyMethod { by: CopyLoop::Memcpy, step_bytes: bytes };
-    // SAFETY: both parts have so many bytes and do not overlap. Atomics may be written by others, and
-    // the caller's thread is the only one that does.
+    // SAFETY: both parts have so many bytes and do not overlap. Atomics may be written by others,
+    // and the caller's thread is the only one that does.
     unsafe { pageleap_sys::copy_racing(to.as_ptr().addr(), from.as_ptr().addr(), bytes, method) };
 }

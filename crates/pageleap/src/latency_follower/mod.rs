@@ -2,12 +2,13 @@
 //!
 //! Each trigger takes samples, decides ([`scan`]), and moves. Three rules keep the thread harmless:
 //!
-//! * The region owns the thread's work, and not the reverse: between two scans the thread has only a
-//!   weak reference, and the region's end ends the thread before anything is unmapped
+//! * The region owns the thread's work, and not the reverse: between two scans the thread has only
+//!   a weak reference, and the region's end ends the thread before anything is unmapped
 //!   ([`Dependent`]).
-//! * The caller's source of latencies runs while the thread holds neither a lock nor the region, so it
-//!   may do anything, even drop the region.
-//! * A job that is under way at the end is cancelled, which leaves each area before or after its move.
+//! * The caller's source of latencies runs while the thread holds neither a lock nor the region, so
+//!   it may do anything, even drop the region.
+//! * A job that is under way at the end is cancelled, which leaves each area before or after its
+//!   move.
 
 mod scan;
 
@@ -96,8 +97,8 @@ impl FollowPolicy {
     /// [`BackOff::MOST`], because a scan reads the library's account, and not the page tables.
     pub const LONGEST_PAUSE: u32 = 3;
 
-    /// A trigger every 10 s, as often as a [`Prober`] probes; [`LatencyAware::new`]; the threads that
-    /// walk are not known, so the node of the data stands for theirs.
+    /// A trigger every 10 s, as often as a [`Prober`] probes; [`LatencyAware::new`]; the threads
+    /// that walk are not known, so the node of the data stands for theirs.
     pub fn new() -> FollowPolicy {
         FollowPolicy {
             rule: LatencyAware::new(),
@@ -133,9 +134,9 @@ impl FollowPolicy {
         self
     }
 
-    /// Says which threads of this process walk, by their ids in the kernel (`gettid`). Each scan asks
-    /// on which CPU each of them runs, or has run last. Threads that have ended do not count; if all
-    /// have, the node of the data stands for theirs.
+    /// Says which threads of this process walk, by their ids in the kernel (`gettid`). Each scan
+    /// asks on which CPU each of them runs, or has run last. Threads that have ended do not count;
+    /// if all have, the node of the data stands for theirs.
     pub fn threads(mut self, ids: impl IntoIterator<Item = u32>) -> FollowPolicy {
         self.walkers = Walkers::Threads(ids.into_iter().collect());
         self
@@ -169,10 +170,11 @@ pub struct FollowStatus {
     pub moves: u64,
     /// Bytes of the region whose page tables have moved. A byte counts each time.
     pub bytes_moved: u64,
-    /// Bytes whose page tables the last scan has left where they were, although they were to move: see
-    /// [`PageTableMigration`] for the reasons, or the fields below.
+    /// Bytes whose page tables the last scan has left where they were, although they were to move:
+    /// see [`PageTableMigration`] for the reasons, or the fields below.
     pub bytes_left: u64,
-    /// Ranges (of 1 GB at most) that were not tried because a job had a part of them. The next trigger tries them again.
+    /// Ranges (of 1 GB at most) that were not tried because a job had a part of them. The next
+    /// trigger tries them again.
     pub busy: u64,
     /// Ranges whose move has failed, perhaps after a part. Triggers are skipped after such a scan.
     pub failures: u64,
@@ -187,9 +189,9 @@ pub struct FollowStatus {
 /// Moves the page tables of a region to where walks are fastest, in a thread of its own
 /// ([`Region::follow_latency`]).
 ///
-/// Dropping it cancels a move that is under way, and returns when nothing moves any more; the region
-/// stays whole. It also ends when the region is dropped. In a child made by `fork` there is no such
-/// thread.
+/// Dropping it cancels a move that is under way, and returns when nothing moves any more; the
+/// region stays whole. It also ends when the region is dropped. In a child made by `fork` there is
+/// no such thread.
 #[must_use = "dropping a follower ends it"]
 pub struct LatencyFollower {
     shared: Arc<Shared>,
@@ -220,10 +222,11 @@ impl Region {
     /// [`LatencyAware`](crate::decisions::LatencyAware), and moves page tables as
     /// [`Region::move_page_tables`] does. The data stays.
     ///
-    /// Page tables for which no node has been asked yet ([`PageTableCounts`](crate::PageTableCounts))
-    /// move at the first scan that knows latencies. A range that a job has at that time is tried again
-    /// at the next trigger. So a follower may run beside leaps, which put page tables where their
-    /// placement says; while it moves a range, other jobs get [`Error::RangeBusy`] for it.
+    /// Page tables for which no node has been asked yet
+    /// ([`PageTableCounts`](crate::PageTableCounts)) move at the first scan that knows latencies. A
+    /// range that a job has at that time is tried again at the next trigger. So a follower may run
+    /// beside leaps, which put page tables where their placement says; while it moves a range,
+    /// other jobs get [`Error::RangeBusy`] for it.
     ///
     /// ```
     /// use std::time::Duration;
@@ -304,7 +307,8 @@ impl LatencyFollower {
 
 impl Drop for LatencyFollower {
     fn drop(&mut self) {
-        // In a child made by `fork`, no thread would ever release a lock that was held at that time.
+        // In a child made by `fork`, no thread would ever release a lock that was held at that
+        // time.
         if self.process == std::process::id() {
             self.shared.end_with_region();
         }
@@ -468,8 +472,8 @@ fn samples(region: &Region, policy: &FollowPolicy, latencies: Latencies) -> Resu
 
 /// The node of the CPU on which a thread of this process runs, or has run last.
 fn node_of_thread(topology: &Topology, id: u32) -> Option<NodeId> {
-    /// The place of the field `processor` in `stat` (proc(5)) behind the command, which is the second
-    /// field and may contain spaces and parentheses.
+    /// The place of the field `processor` in `stat` (proc(5)) behind the command, which is the
+    /// second field and may contain spaces and parentheses.
     const PROCESSOR: usize = 39 - 3;
     let stat = std::fs::read_to_string(format!("/proc/self/task/{id}/stat")).ok()?;
     let cpu = stat.rsplit_once(')')?.1.split_whitespace().nth(PROCESSOR)?.parse().ok()?;
@@ -480,11 +484,12 @@ fn node_of_thread(topology: &Topology, id: u32) -> Option<NodeId> {
 /// A GB of a region, and the node on which its page of the second level was asked for.
 type Upper = (Range<usize>, Option<NodeId>);
 
-/// The parts of a region whose page tables of the lowest level may move, by the node of their data and
-/// of their page tables, and the GBs of base pages that have a page of the second level.
+/// The parts of a region whose page tables of the lowest level may move, by the node of their data
+/// and of their page tables, and the GBs of base pages that have a page of the second level.
 fn parts(region: &RegionInner) -> (Vec<Part>, Vec<Upper>) {
     let extents = lock(&region.extents);
-    // Runs of pages whose data lies on one node: a page of page table may map several of their extents.
+    // Runs of pages whose data lies on one node: a page of page table may map several of their
+    // extents.
     let mut runs: Vec<(Range<usize>, NodeId)> = Vec::new();
     for extent in extents.within(0..u64::MAX) {
         let (start, end) = (region.addr(extent.pages.start), region.addr(extent.pages.end));

@@ -30,8 +30,9 @@ use crate::sync::{Mutex, lock, thread};
 use crate::topology::Topology;
 use crate::units::{NodeId, PageSize};
 
-/// The most hugetlb pages of one mapping, in blocks of so many. 128 pages of 2 MB are 256 MB, so a
-/// TB takes 4096 mappings of the 65,530 that a process has by default (`vm.max_map_count`).
+/// A mapping of a view covers at most so many hugetlb pages, and no multiple of it inside. 128
+/// pages of 2 MB are 256 MB, so a TB takes 4096 mappings of the 65,530 that a process has by
+/// default (`vm.max_map_count`).
 ///
 /// In views it has a second reason: two mappings of a file share pages of PMDs where both cover a
 /// whole GB and agree modulo 1 GB (`huge_pmd_share` in mm/hugetlb.c). Then a view would have the
@@ -57,7 +58,7 @@ pub(super) struct Replica {
 ///
 /// # What changes for the program
 /// * **Offsets instead of addresses.** Byte `n` of a view is byte `n` of the region. A pointer that
-///   is stored inside is an address of one mapping: whoever follows it leaves his view. So
+///   is stored inside is an address of one mapping: a thread that follows it leaves its view. So
 ///   structures inside store offsets.
 /// * **Locks that sleep** (mutexes, condition variables, semaphores; all that use a private futex)
 ///   are used through *one* mapping, say the region's. The kernel knows such a lock by its address,
@@ -186,7 +187,8 @@ impl Region {
     /// view of the node on which they run; [`View`] says what that asks of the program.
     ///
     /// A view takes address space for the region's capacity, and page tables: 1/512 of the memory
-    /// in base pages. Making it takes some 50 ms for each GB of base pages. From then on `grow`,
+    /// in base pages. Making one took some 50 ms for each GB of base pages on a virtual
+    /// machine. From then on `grow`,
     /// `back`, `discard` and leaps change all views along with the region.
     ///
     /// A node may be named several times, and then has as many views. That serves to test and
@@ -201,6 +203,7 @@ impl Region {
     ///   [`Error::OutOfMemory`]: a memory cgroup has no room for the page tables.
     /// * [`Error::Unsupported`]: the region has pages of 1 GB. One page of page table maps 512 of
     ///   them, so there is nothing to replicate.
+    /// * [`Error::NoThread`]: no thread can be started, which fills the page tables.
     /// * [`Error::Call`]: the kernel refuses a call.
     ///
     /// After an error the region has the views that it had before.
@@ -233,7 +236,7 @@ impl Region {
             done = inner.map_in(&made, &extents, true);
         }
         if let Err(error) = done {
-            // What cannot be unmapped now is unmapped with the region.
+            // Views that cannot be unmapped now are unmapped with the region.
             made.retain(|view| inner.release_view(view).is_err());
             lock(&inner.lost_views).extend(made);
             return Err(error);

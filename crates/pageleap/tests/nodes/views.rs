@@ -63,7 +63,7 @@ fn check_views(nodes: &[NodeId], leaps: bool, changes: bool) -> ! {
 
 #[test]
 fn page_tables_of_views_lie_on_their_nodes() {
-    const NAME: &str = "page_tables_of_views_lie_on_their_nodes";
+    const NAME: &str = "views::page_tables_of_views_lie_on_their_nodes";
     let _turn = turn();
     let Some(nodes) = several(NAME) else { return };
     if !is_root() {
@@ -78,15 +78,15 @@ fn page_tables_of_views_lie_on_their_nodes() {
             skip(&format!("{NAME} ({name})"), &"the engine stop-copy does not work here");
             continue;
         }
-        let (end, text) = run_case(&format!("views::{NAME}"), name);
+        let (end, text) = run_case(NAME, name);
         assert_eq!(end, End::Exited(0), "{name}: {text}");
     }
 }
 
-/// A node that no thread runs on, or that the cpuset excludes, gets no view.
+/// A node on which no thread can run gets no view.
 #[test]
 fn nodes_that_cannot_have_a_view_are_named() {
-    const NAME: &str = "nodes_that_cannot_have_a_view_are_named";
+    const NAME: &str = "views::nodes_that_cannot_have_a_view_are_named";
     let _turn = turn();
     let Some(nodes) = several(NAME) else { return };
     let topology = Topology::read().unwrap();
