@@ -33,7 +33,7 @@ use crate::tables::Scene;
 /// The most bytes of the part that is discarded and backed again, and of the file with plain
 /// mappings.
 const MOST_PART_BYTES: u64 = 64 << 20;
-/// Plain mappings are made so many times in each run. The median of each call counts.
+/// Rounds of calls on plain mappings in each run. The median of each call counts.
 const ROUNDS: usize = 5;
 /// Alignment of plain mappings in bytes: the reach of a page of PTEs, so that `mremap` can move
 /// whole pages of page table. Views have it, too.
@@ -314,7 +314,7 @@ impl PlainFile {
         Ok(plain)
     }
 
-    /// The times of [`MappingCall::ALL`] on so many mappings, in nanoseconds.
+    /// The times of [`MappingCall::ALL`] on `mappings` mappings, in nanoseconds.
     fn measure(&self, mappings: usize) -> Result<[u64; MappingCall::ALL.len()], Error> {
         let mut rounds = Vec::new();
         for _ in 0..ROUNDS {

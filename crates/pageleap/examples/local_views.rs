@@ -51,7 +51,7 @@ fn levels(keys: u64) -> Vec<u64> {
     std::iter::successors(Some(keys.div_ceil(FANOUT as u64)), above).collect()
 }
 
-/// Writes the tree of so many keys, level by level from the leaves up.
+/// Writes a tree of `keys` keys, level by level from the leaves up.
 fn bulk_load(words: &[AtomicU64], keys: u64) -> Tree {
     // The first keys of the nodes below, with what the node above stores for each.
     let mut below: Vec<(u64, u64)> = (0..keys).map(|at| (key(at), value(key(at)))).collect();

@@ -320,7 +320,8 @@ pub(crate) unsafe fn map_again<T>(
 /// thread that is making a pool or a region, and that thread unmaps them again.
 const FOREIGN_LOOKS: u64 = 100;
 
-/// Whether so many refused calls have found that another owner's mapping lies in a hole, or that
+/// Whether the calls have been refused for long enough to conclude that another owner's mapping
+/// stays in a hole, or that
 /// the kernel forbids the call.
 pub(super) fn is_foreign_for_long(refusals: u64) -> bool {
     refusals > FOREIGN_LOOKS

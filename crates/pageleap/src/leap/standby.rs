@@ -28,7 +28,7 @@ struct Standby {
 }
 
 impl Standbys {
-    /// Reserves standbys for so many views, and for areas of `most` bytes.
+    /// Reserves a standby for each of `views` views, for areas of `most` bytes.
     pub(super) fn new(
         backend: &Arc<dyn Backend>,
         views: usize,
@@ -77,6 +77,9 @@ impl Standbys {
     /// where an area has been. `torn` is the number of one where a call has failed.
     pub(super) fn clear(&mut self, views: &Views, len: usize, torn: Option<usize>) {
         for (number, view) in views.as_slice().iter().enumerate() {
+            if self.all[number].torn.is_some() {
+                continue; // another area has left it so, and no other address space was found
+            }
             let at = self.addr(number, view.addr);
             // SAFETY: the standby is the worker's, and no area is at work.
             let cleared = torn != Some(number) && unsafe { self.backend.vacate(at, len) }.is_ok();

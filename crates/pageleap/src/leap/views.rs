@@ -26,7 +26,7 @@ pub(super) fn engine(asked: EngineChoice) -> Result<EngineChoice, Error> {
     }
 }
 
-/// The engine that has been found for such a job, with the reason; or why there is none.
+/// Gives the engine of such a job its reason, and an error that refuses it its remedy.
 pub(super) fn chosen<T>(found: Result<Chosen<T>, Error>) -> Result<Chosen<T>, Error> {
     match found {
         Ok(chosen) => Ok(Chosen { reason: "closes all views of an area".into(), ..chosen }),

@@ -187,9 +187,8 @@ impl Region {
     /// view of the node on which they run; [`View`] says what that asks of the program.
     ///
     /// A view takes address space for the region's capacity, and page tables: 1/512 of the memory
-    /// in base pages. Making one took some 50 ms for each GB of base pages on a virtual
-    /// machine. From then on `grow`,
-    /// `back`, `discard` and leaps change all views along with the region.
+    /// in base pages. Making one took some 50 ms for each GB of base pages on a virtual machine.
+    /// From then on `grow`, `back`, `discard` and leaps change all views along with the region.
     ///
     /// A node may be named several times, and then has as many views. That serves to test and
     /// measure on a machine with one node.
@@ -203,7 +202,7 @@ impl Region {
     ///   [`Error::OutOfMemory`]: a memory cgroup has no room for the page tables.
     /// * [`Error::Unsupported`]: the region has pages of 1 GB. One page of page table maps 512 of
     ///   them, so there is nothing to replicate.
-    /// * [`Error::NoThread`]: no thread can be started, which fills the page tables.
+    /// * [`Error::NoThread`]: the thread that fills the page tables cannot be started.
     /// * [`Error::Call`]: the kernel refuses a call.
     ///
     /// After an error the region has the views that it had before.
