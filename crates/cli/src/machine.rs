@@ -2,8 +2,8 @@
 //! kernel's release.
 
 use anyhow::Context;
-use pageleap::PageSize;
 use pageleap::topology::{Node, SysFiles, Topology};
+use pageleap::{NodeId, PageSize};
 use pageleap_launch::cores_of;
 use pageleap_measure::matrix::Initiator;
 
@@ -55,11 +55,17 @@ pub fn choose_nodes(
     })
 }
 
-/// The node with its CPUs that this process may use, if it has any: one of each core first.
-pub fn initiator(topology: &Topology, node: &Node) -> Option<Initiator> {
+/// The CPUs of a node that this process may use, by core. Empty if there are none.
+pub fn cores(topology: &Topology, node: NodeId) -> Vec<Vec<usize>> {
+    let Ok(node) = topology.node(node) else { return Vec::new() };
     let allowed = topology.allowed_cpus();
     let cpus: Vec<usize> = node.cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
-    let cores = cores_of(&cpus, &SysFiles::host());
+    cores_of(&cpus, &SysFiles::host())
+}
+
+/// The node with its CPUs that this process may use, if it has any: one of each core first.
+pub fn initiator(topology: &Topology, node: &Node) -> Option<Initiator> {
+    let cores = cores(topology, node.id);
     let most = cores.iter().map(Vec::len).max().unwrap_or(0);
     let of_each = |nth: usize| cores.iter().filter_map(move |core| core.get(nth).copied());
     let cpus: Vec<usize> = (0..most).flat_map(of_each).collect();

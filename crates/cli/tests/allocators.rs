@@ -106,7 +106,9 @@ fn an_interrupted_comparison_ends_at_once() {
 
 #[test]
 fn moves_of_page_tables_stand_beside_leaps() {
-    let output = pageleap(&["bench", "page-tables", "--size", "8m", "--runs", "2", "--json"]);
+    let flags =
+        ["bench", "page-tables", "--only", "costs", "--size", "8m", "--runs", "2", "--json"];
+    let output = pageleap(&flags);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let object: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&object["runs"], &object["size_bytes"]), (&2.into(), &(8 << 20).into()));
@@ -133,7 +135,8 @@ fn moves_of_page_tables_stand_beside_leaps() {
 
 #[test]
 fn views_are_measured_against_their_number() {
-    let flags = ["bench", "page-tables", "--size", "8m", "--runs", "2", "--views", "3"];
+    let part = ["bench", "page-tables", "--only", "views"];
+    let flags = [&part[..], &["--size", "8m", "--runs", "2", "--views", "3"]].concat();
     let output = pageleap(&[&flags[..], &["--json"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let object: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -172,10 +175,39 @@ fn views_are_measured_against_their_number() {
     for part in ["Views, by their number", "Calls on plain mappings", " replicate", " munmap"] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let without =
-        pageleap(&["bench", "page-tables", "--size", "8m", "--runs", "1", "--views", "0"]);
+    let part = ["bench", "page-tables", "--only", "costs,views", "--views", "0"];
+    let without = pageleap(&[&part[..], &["--size", "8m", "--runs", "1"]].concat());
     assert!(!String::from_utf8_lossy(&without.stdout).contains("mmap"));
     let refused = pageleap(&["bench", "page-tables", "--views", "17"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+}
+
+#[test]
+fn scenarios_are_measured_with_each_policy() {
+    let part = ["bench", "page-tables", "--only", "scenarios", "--size", "4m"];
+    let output = pageleap(&[&part[..], &["--runs", "1", "--json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = object["scenarios"].as_array().unwrap();
+    for workload in ["gups", "join", "xsbench", "btree"] {
+        let base = |row: &&Value| row["workload"] == workload && row["scenario"] == "LPLD";
+        let policies: Vec<_> =
+            rows.iter().filter(base).map(|row| row["policy"].as_str().unwrap()).collect();
+        assert_eq!(policies, ["off", "auto-ptm", "algorithm-1", "latency-aware", "views"]);
+    }
+    for row in rows {
+        assert!(row["per_s"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["p50_ns"].as_u64().unwrap() <= row["p99_ns"].as_u64().unwrap(), "{row}");
+        assert!(row["to_lpld_ratio"].as_f64().unwrap() > 0.0, "{row}");
+        assert_eq!(row["table_nodes"].as_array().unwrap().len(), 1, "{row}");
+    }
+    // Costs and views were not asked for.
+    assert_eq!((&object["rows"], &object["views"]), (&Value::Null, &Value::Null));
+
+    let flags = [&part[..], &["--workloads", "btree", "--runs", "60000"]].concat();
+    let output = interrupted(&flags, Duration::from_millis(500));
+    assert_eq!(output.status.code(), Some(128 + libc::SIGINT), "{}", stderr(&output));
+    let refused = pageleap(&[&part[..], &["--workloads", "stream"]].concat());
     assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
 }
 

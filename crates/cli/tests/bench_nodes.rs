@@ -1,4 +1,4 @@
-//! What `pageleap bench engines` measures on several nodes only. Times are never judged.
+//! What `pageleap bench` measures on several nodes only. Times are never judged.
 
 #[path = "../../pageleap/tests/common/mod.rs"]
 mod common;
@@ -39,4 +39,64 @@ fn the_kernel_moves_as_many_pages_as_each_short_job() {
         assert!(times.iter().all(|ns| *ns > 0), "{times:?}");
         assert_eq!([times.iter().min(), times.iter().max()], [least.as_ref(), most.as_ref()]);
     }
+}
+
+/// The rows of a table of the object with this scenario and policy.
+fn rows<'a>(object: &'a Value, table: &str, scenario: &str, policy: &str) -> Vec<&'a Value> {
+    let all = object[table].as_array().unwrap().iter();
+    all.filter(|row| row["scenario"] == scenario && row["policy"] == policy).collect()
+}
+
+#[test]
+fn scenarios_have_page_tables_where_the_policies_say() {
+    let Some(nodes) = several("scenarios_have_page_tables_where_the_policies_say") else { return };
+    let [local, remote] = [nodes[0], nodes[1]].map(|node| node.0);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
+    command.args(["bench", "page-tables", "--only", "scenarios", "--workloads", "btree,gups"]);
+    command.args(["--size", "8m", "--runs", "1", "--json"]);
+    command.args(["--from", &local.to_string(), "--to", &remote.to_string()]);
+    let output = command.output().expect("pageleap starts");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let setting = &object["setting"];
+    assert_eq!((&setting["local_node"], &setting["remote_node"]), (&local.into(), &remote.into()));
+    let (mut played, has) = (0, |load: &str| setting[load].as_u64().unwrap() > 0);
+    for (scenario, begins, loads) in [
+        ("LPLD", local, &[][..]),
+        ("LPLDI", local, &["local_load"]),
+        ("RPLDLI", remote, &["local_load"]),
+        ("RPLDRI", remote, &["remote_load"]),
+        ("RPLDRILI", remote, &["local_load", "remote_load"]),
+    ] {
+        let can_play = loads.iter().all(|load| has(&format!("{load}_threads")));
+        for policy in ["off", "auto-ptm", "algorithm-1", "latency-aware", "views"] {
+            let found = rows(&object, "scenarios", scenario, policy);
+            assert_eq!(found.len(), if can_play { 2 } else { 0 }, "{scenario} {policy}: {errors}");
+            for row in &found {
+                assert!(row["per_s"].as_f64().unwrap() > 0.0, "{row}");
+                for load in ["local_load", "remote_load"] {
+                    let rate = row[format!("{load}_bytes_per_s")].as_f64();
+                    assert_eq!(rate.is_some(), loads.contains(&load), "{row}");
+                }
+            }
+            // Where latencies decide, the decision says where page tables are: that of the first
+            // workload, GUPS.
+            let decided = rows(&object, "decisions", scenario, policy);
+            let to = match policy {
+                "off" => begins,
+                "auto-ptm" | "views" => local,
+                _ => match decided.first().map(|row| row["to_node"].as_u64()) {
+                    Some(Some(to)) => to as u32,
+                    _ => begins,
+                },
+            };
+            for row in found.iter().filter(|row| row["workload"] == "gups" || decided.is_empty()) {
+                assert_eq!(row["table_nodes"], Value::from(vec![to]), "{row}");
+            }
+        }
+        played += usize::from(can_play);
+    }
+    let notes = object["scenarios_notes"].to_string();
+    assert_eq!(notes.contains("Not measured"), played < 5, "{notes}");
 }

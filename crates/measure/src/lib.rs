@@ -20,6 +20,8 @@
 //! * [`probing`]: a probe of latency beside the sweep that it replaces.
 //! * [`tables`]: moves of page tables alone, beside leaps of the data.
 //! * [`views`]: views of a region, and mappings of a file, against their number.
+//! * [`workloads`]: threads that update or search a data structure, and miss the TLB.
+//! * [`scenarios`]: those beside threads that use up bandwidth, with page tables placed by a rule.
 //! * [`churn`]: threads that allocate and free memory, to compare allocators.
 //! * [`memcpy`]: the base line for leaps: copies of the same bytes by one thread.
 //! * [`private`]: private anonymous memory for measurements.
@@ -44,9 +46,11 @@ pub mod private;
 pub mod probing;
 mod random;
 pub mod sample;
+pub mod scenarios;
 pub mod statistics;
 pub mod tables;
 pub mod views;
+pub mod workloads;
 
 use std::io;
 

@@ -10,10 +10,7 @@ pub(crate) struct SplitMix64(pub u64);
 impl SplitMix64 {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
+        scattered(self.0)
     }
 
     /// A number below `end`, uniform to one part in 2^64 / `end`.
@@ -28,6 +25,14 @@ impl SplitMix64 {
         let share = ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
         mean.mul_f64(-share.ln())
     }
+}
+
+/// A one-to-one function of numbers that scatters them, the last step of SplitMix64. 0 stays 0.
+pub(crate) fn scattered(number: u64) -> u64 {
+    let mut mixed = number;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

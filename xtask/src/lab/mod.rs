@@ -112,7 +112,8 @@ const SEVERAL_NODES: [&str; 16] = [
 /// Tests of these binaries that the step `nodes` leaves to the step `lab`, because each takes long in
 /// a guest. Those of `memory` and the like run on a machine with one node too; of `page_tables` and
 /// `run_nodes`, short tests stay.
-const LEFT_TO_THE_LAB: [&str; 17] = [
+const LEFT_TO_THE_LAB: [&str; 18] = [
+    "bench_nodes::scenarios_have_page_tables_where_the_policies_say",
     "memory::memory_in_place_loses_nothing_under_load",
     "memory_kinds::limits_end_in_an_error_or_a_partial_result",
     "memory_programs::a_collector_that_protects_its_heap_loses_nothing",

@@ -17,6 +17,7 @@ mod place;
 mod prober;
 mod rows;
 mod run;
+mod scenarios;
 mod summaries;
 mod views;
 

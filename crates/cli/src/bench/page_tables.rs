@@ -1,14 +1,16 @@
 //! `pageleap bench page-tables`: what it costs to move page tables, and leave the data where it is.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use pageleap::topology::Topology;
 use pageleap::{EngineName, NodeId, PageSize};
 use pageleap_measure::document::{Body, Column, Document, Section, Table, Value, column, fact};
 use pageleap_measure::memcpy::BaseLine;
+use pageleap_measure::scenarios::Cast;
 use pageleap_measure::statistics::Summary;
 use pageleap_measure::tables::{Beside, Pair, Run, Scene};
 use pageleap_measure::views::{self as measured_views, Bench};
 
+use super::scenarios::{self, Scenery};
 use super::summaries::{middle, ns, ratio, span};
 use super::views;
 use crate::export::Exports;
@@ -33,7 +35,15 @@ use crate::{bytes, export, interrupt};
 /// whole region at rest, discarding and backing a part, and growing a small region by as much.
 /// Beside that stand mmap, mprotect, mremap and munmap of as many plain mappings of one file.
 ///
-/// Exit code: 0 measured; 1 a failure, or lost writes; 2 a request that makes no sense; 130
+/// Last come workloads that miss the TLB, as threads of this process: GUPS, probes of a hash join,
+/// XSBench's look-ups and look-ups in a B+-tree. They run in the scenarios LPLD, LPLDI, RPLDLI, RPLDRI
+/// and RPLDRILI of the paper "Latency-aware page-table migration": page tables begin on the local or
+/// the remote node (--from, --to), and threads that copy memory use up the bandwidth of either, or of
+/// both. In each, page tables stay (off), or move while the threads work, as Auto-PTM, the paper's
+/// Algorithm 1 or the library's own rule says (auto-ptm, algorithm-1, latency-aware), or the threads
+/// use a view. Each answer is checked.
+///
+/// Exit code: 0 measured; 1 a failure, lost writes, or wrong answers; 2 a request that makes no sense; 130
 /// interrupted by Ctrl-C.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -61,6 +71,19 @@ pub struct PageTablesArgs {
     #[arg(value_parser = clap::value_parser!(u8).range(..=i64::from(views::MOST)))]
     pub views: u8,
 
+    /// Measure these parts only [default: all]
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    pub only: Vec<Part>,
+
+    /// Run these workloads in the scenarios [default: all]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub workloads: Vec<scenarios::Name>,
+
+    /// Threads of a workload, one for each core of the local node [default: half of the cores; the
+    /// others are for interference]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+
     /// Print one JSON object to standard output instead of text
     #[arg(long)]
     pub json: bool,
@@ -69,14 +92,34 @@ pub struct PageTablesArgs {
     pub exports: Exports,
 }
 
+/// A part of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Moving page tables, beside leaps and memcpys
+    Costs,
+    /// Views of a region, against their number
+    Views,
+    /// Workloads that miss the TLB, beside interference
+    Scenarios,
+}
+
+impl PageTablesArgs {
+    fn has(&self, part: Part) -> bool {
+        let is_wanted = self.only.is_empty() || self.only.contains(&part);
+        is_wanted && (part != Part::Views || self.views > 0)
+    }
+}
+
 const EXAMPLES: &str = "\
 Examples:
   pageleap bench page-tables
-      1 GB on the first node, with up to 4 views
+      1 GB on the first node, with up to 4 views, and all scenarios
+  pageleap bench page-tables --only scenarios --workloads gups,btree --size 8g
+      two workloads in all scenarios, without the costs of moves and views
   pageleap bench page-tables --size 256m --views 16
       what up to 16 views cost
-  pageleap bench page-tables --size 256m --from 0 --to 1 --views 0 --json > tables.json
-      the data lies on node 0, and its page tables move to node 1 and back; no views are made";
+  pageleap bench page-tables --size 256m --from 0 --to 1 --only costs --json > tables.json
+      the data lies on node 0, and its page tables move to node 1 and back";
 
 /// Measures, prints and exports the runs that are complete.
 pub fn run(args: &PageTablesArgs) -> Result<(), Stop> {
@@ -87,29 +130,57 @@ pub fn run(args: &PageTablesArgs) -> Result<(), Stop> {
     let topology = Topology::read()?;
     let home = topology.nearest_with_cpus(NodeId(from));
     let size = args.size.next_multiple_of(2 << 20);
-    let view_nodes = views::nodes(&topology, args.views);
-    check_memory(&topology, from, size, view_nodes.len())?;
+    let view_nodes = match args.has(Part::Views) {
+        true => views::nodes(&topology, args.views),
+        false => Vec::new(),
+    };
+    let cast = scenarios::cast(&topology, NodeId(from), NodeId(to), args.threads)
+        .filter(|_| args.has(Part::Scenarios));
+    let beside = cast.as_ref().map_or(0, Cast::local_bytes_beside);
+    check_memory(&topology, from, size, view_nodes.len(), beside)?;
     let mut rows =
         Rows { size, from, to, engine: None, runs: Vec::new(), view_nodes, views: Vec::new() };
-    let measured = measure(args, home, &mut rows);
-    let printed = match rows.runs.is_empty() {
-        true => Ok(()),
-        false => exports.print(&document(&rows, args.views)?, args.json),
+    let mut scenery = cast.map(|cast| Scenery::new(cast, &topology));
+    let measured = measure(args, home, &mut rows).and_then(|()| match &mut scenery {
+        Some(scenery) => {
+            let workloads = scenarios::workloads(&args.workloads);
+            scenery.measure(size, &workloads, usize::from(args.runs))
+        }
+        None => Ok(()),
+    });
+    let has_runs = !rows.runs.is_empty()
+        || !rows.views.is_empty()
+        || scenery.as_ref().is_some_and(|scenery| scenery.complete() > 0);
+    let printed = match has_runs {
+        true => exports.print(&document(args, &rows, scenery.as_ref())?, args.json),
+        false => Ok(()),
     };
     let lost = rows.lost();
     if lost > 0 {
         printed?;
         return Err(anyhow::anyhow!("LOST: {lost} words do not have their last value").into());
     }
+    let wrong = scenery.as_ref().map_or(0, Scenery::wrong);
+    if wrong > 0 {
+        printed?;
+        return Err(anyhow::anyhow!("WRONG: {wrong} answers of the workloads").into());
+    }
     export::conclude(measured, printed)
 }
 
 /// Refuses a region for which the node has too little memory.
-fn check_memory(topology: &Topology, node: u32, size: u64, views: usize) -> Result<(), Stop> {
+fn check_memory(
+    topology: &Topology,
+    node: u32,
+    size: u64,
+    views: usize,
+    beside: u64,
+) -> Result<(), Stop> {
     let free = topology.node(NodeId(node))?.free_bytes;
     // Two pools, and a shadow of every word.
     let scene = size.saturating_mul(3);
-    if scene.saturating_add(measured_views::bytes_beside(size, views)) <= free {
+    let with_views = scene.saturating_add(measured_views::bytes_beside(size, views));
+    if with_views.max(size.saturating_add(beside)) <= free {
         return Ok(());
     }
     let fits = (free / 4) >> 20;
@@ -121,28 +192,42 @@ fn check_memory(topology: &Topology, node: u32, size: u64, views: usize) -> Resu
 fn measure(args: &PageTablesArgs, home: NodeId, rows: &mut Rows) -> Result<(), Stop> {
     let stopped = || interrupt::received().is_some();
     let (runs, with_views) = (usize::from(args.runs), !rows.view_nodes.is_empty());
-    let mut steps = Steps::new("moving page tables", runs, 1 + usize::from(with_views));
+    let with_costs = args.has(Part::Costs);
+    if !with_costs && !with_views {
+        return Ok(());
+    }
+    let parts = usize::from(with_costs) + usize::from(with_views);
+    let mut steps = Steps::new("moving page tables", runs, parts);
     steps.now("filling memory".to_owned());
     let mut scene = Scene::new(rows.size, NodeId(rows.from), [home, NodeId(rows.to)])?;
     rows.engine = Some(scene.engine());
     for nth in 0..runs {
-        steps.now("memcpy, page tables, leap".to_owned());
-        let Some(run) = scene.run(nth, &stopped)? else { break };
-        steps.done();
-        let ratio = run.pairs[0].ratio();
-        rows.runs.push(run);
+        let mut done = Vec::new();
+        if with_costs {
+            steps.now("memcpy, page tables, leap".to_owned());
+            let Some(run) = scene.run(nth, &stopped)? else { break };
+            steps.done();
+            done.push(format!("page tables / leap {:.3}", run.pairs[0].ratio()));
+            rows.runs.push(run);
+        }
         if with_views {
             steps.now("views".to_owned());
             let Some(run) = Bench::new(&mut scene, &rows.view_nodes)?.run(nth, &stopped)? else {
                 break;
             };
             steps.done();
+            done.push(format!("{} numbers of views", run.figures.len()));
             rows.views.push(run);
         }
-        steps.row_done(&format!("page tables / leap {ratio:.3}"));
-        interrupt::stop_if_received(|| format!("{} runs were measured", rows.runs.len()))?;
+        steps.row_done(&done.join(", "));
+        stop_if_received(rows)?;
     }
-    interrupt::stop_if_received(|| format!("{} runs were measured", rows.runs.len()))
+    stop_if_received(rows)
+}
+
+fn stop_if_received(rows: &Rows) -> Result<(), Stop> {
+    let complete = rows.runs.len().max(rows.views.len());
+    interrupt::stop_if_received(|| format!("{complete} runs were measured"))
 }
 
 /// The complete runs, with the settings of the command.
@@ -238,7 +323,11 @@ fn columns() -> Vec<Column<Row>> {
     ]
 }
 
-fn document(rows: &Rows, asked_views: u8) -> Result<Document, Stop> {
+fn document(
+    args: &PageTablesArgs,
+    rows: &Rows,
+    scenery: Option<&Scenery>,
+) -> Result<Document, Stop> {
     let node_numbers = rows.view_nodes.iter().map(|node| Value::count(node.0)).collect();
     let facts = vec![
         fact("kernel", "Linux", machine::kernel_release()?),
@@ -246,7 +335,7 @@ fn document(rows: &Rows, asked_views: u8) -> Result<Document, Stop> {
         fact("to_node", "node of the page tables", Value::count(rows.to)),
         fact("size_bytes", "region", Value::Bytes(rows.size)),
         fact("part_bytes", "", Value::Bytes(measured_views::part_bytes(rows.size))),
-        fact("runs", "runs", Value::count(rows.runs.len())),
+        fact("runs", "runs", Value::count(rows.runs.len().max(rows.views.len()))),
         fact("views_at_most", "views, at most", Value::count(rows.view_nodes.len())),
         fact("view_nodes", "", Value::List(node_numbers)),
         fact(
@@ -255,22 +344,34 @@ fn document(rows: &Rows, asked_views: u8) -> Result<Document, Stop> {
             rows.engine.map_or(Value::Unknown, |engine| engine.name().into()),
         ),
     ];
-    let all: Vec<Row> = (0..Beside::ALL.len()).map(|at| rows.row(at)).collect();
-    let table = Table::of(&columns(), &all, |_| String::new());
+    let mut sections = vec![Section::new("", "Machine", Body::Facts(facts))];
     let mut notes = Vec::new();
-    if rows.from == rows.to {
-        let text = "One node: page tables were made anew on the node where they lay. The gain of near \
-                    page tables cannot be seen here.";
-        notes.push(text.to_owned());
+    if !rows.runs.is_empty() {
+        let all: Vec<Row> = (0..Beside::ALL.len()).map(|at| rows.row(at)).collect();
+        let table = Body::Table(Table::of(&columns(), &all, |_| String::new()));
+        let title = "Page tables alone, and with the data (medians)";
+        sections.push(Section::new("rows", title, table));
+        if rows.from == rows.to {
+            let text = "One node: page tables were made anew on the node where they lay. The gain of \
+                        near page tables cannot be seen here.";
+            notes.push(text.to_owned());
+        }
     }
-    let mut sections = vec![
-        Section::new("", "Machine", Body::Facts(facts)),
-        Section::new("rows", "Page tables alone, and with the data (medians)", Body::Table(table)),
-    ];
     if !rows.views.is_empty() {
         sections.extend(views::sections(&rows.views, rows.size));
-    } else if asked_views > 0 && rows.view_nodes.is_empty() {
+    } else if args.has(Part::Views) && rows.view_nodes.is_empty() {
         notes.push("Views: not measured: no node has CPUs and memory.".to_owned());
+    }
+    match scenery {
+        Some(scenery) => sections.extend(scenery.sections()),
+        None if args.has(Part::Scenarios) => {
+            notes.push(format!(
+                "Scenarios: not measured: node {} has no CPU that this process may use, and the \
+                 threads of a workload run where its data lies.",
+                rows.from
+            ));
+        }
+        None => {}
     }
     if !notes.is_empty() {
         sections.push(Section::new("notes", "Notes", Body::Notes(notes)));
