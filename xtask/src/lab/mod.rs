@@ -109,9 +109,9 @@ const SEVERAL_NODES: [&str; 16] = [
     "run_nodes",
 ];
 
-/// Tests of these binaries that the step `nodes` leaves to the step `lab`, because each takes long in
-/// a guest. Those of `memory` and the like run on a machine with one node too; of `page_tables` and
-/// `run_nodes`, short tests stay.
+/// Tests of these binaries that the step `nodes` leaves to the step `lab`, because each takes long
+/// in a guest. Those of `memory` and the like run on a machine with one node too; of `page_tables`
+/// and `run_nodes`, short tests stay.
 const LEFT_TO_THE_LAB: [&str; 18] = [
     "bench_nodes::scenarios_have_page_tables_where_the_policies_say",
     "memory::memory_in_place_loses_nothing_under_load",

@@ -36,15 +36,15 @@ use crate::{bytes, export, interrupt};
 /// Beside that stand mmap, mprotect, mremap and munmap of as many plain mappings of one file.
 ///
 /// Last come workloads that miss the TLB, as threads of this process: GUPS, probes of a hash join,
-/// XSBench's look-ups and look-ups in a B+-tree. They run in the scenarios LPLD, LPLDI, RPLDLI, RPLDRI
-/// and RPLDRILI of the paper "Latency-aware page-table migration": page tables begin on the local or
-/// the remote node (--from, --to), and threads that copy memory use up the bandwidth of either, or of
-/// both. In each, page tables stay (off), or move while the threads work, as Auto-PTM, the paper's
-/// Algorithm 1 or the library's own rule says (auto-ptm, algorithm-1, latency-aware), or the threads
-/// use a view. Each answer is checked.
+/// XSBench's look-ups and look-ups in a B+-tree. They run in the scenarios LPLD, LPLDI, RPLDLI,
+/// RPLDRI and RPLDRILI of the paper "Latency-aware page-table migration": page tables begin on the
+/// local or the remote node (--from, --to), and threads that copy memory use up the bandwidth of
+/// either, or of both. In each, page tables stay (off), or move while the threads work, as
+/// Auto-PTM, the paper's Algorithm 1 or the library's own rule says (auto-ptm, algorithm-1,
+/// latency-aware), or the threads use a view. Each answer is checked.
 ///
-/// Exit code: 0 measured; 1 a failure, lost writes, or wrong answers; 2 a request that makes no sense; 130
-/// interrupted by Ctrl-C.
+/// Exit code: 0 measured; 1 a failure, lost writes, or wrong answers; 2 a request that makes no
+/// sense; 130 interrupted by Ctrl-C.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct PageTablesArgs {

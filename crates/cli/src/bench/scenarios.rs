@@ -55,8 +55,8 @@ pub fn region_bytes(size: u64) -> u64 {
     size.max(LEAST_BYTES as u64).next_multiple_of(2 << 20)
 }
 
-/// Chooses the CPUs of all threads. Without `threads`, the workload gets half of the local cores, and
-/// the interference the others. `None` if this process may use no CPU of the local node.
+/// Chooses the CPUs of all threads. Without `threads`, the workload gets half of the local cores,
+/// and the interference the others. `None` if this process may use no CPU of the local node.
 pub fn cast(
     topology: &Topology,
     local: NodeId,

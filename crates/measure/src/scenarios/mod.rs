@@ -1,6 +1,6 @@
-//! Workloads that miss the TLB, beside threads that use up the bandwidth of memory, with page tables
-//! placed by a rule: the scenarios of *Latency-aware page-table migration* (Table 3, Figures 5
-//! and 9).
+//! Workloads that miss the TLB, beside threads that use up the bandwidth of memory, with page
+//! tables placed by a rule: the scenarios of *Latency-aware page-table migration* (Table 3, Figures
+//! 5 and 9).
 //!
 //! ```text
 //! Scenes::run ─► for each scenario and policy, in an order that rotates with the runs:
@@ -11,8 +11,8 @@
 //!            └► a window in which operations are counted and some of them timed
 //! ```
 //!
-//! Threads, data and policy are those of the paper's Table 3: the workload's threads and its data are
-//! on the *local* node, and only page tables and interference differ.
+//! Threads, data and policy are those of the paper's Table 3: the workload's threads and its data
+//! are on the *local* node, and only page tables and interference differ.
 
 mod placing;
 
@@ -75,8 +75,8 @@ pub enum Policy {
     AutoPtm,
     /// To the node of lowest latency from there, as printed (the paper's `-w`).
     Algorithm1,
-    /// To the node of lowest latency for the threads that walk, if it is lower by more than a margin:
-    /// the library's own rule, and its follower.
+    /// To the node of lowest latency for the threads that walk, if it is lower by more than a
+    /// margin: the library's own rule, and its follower.
     LatencyAware,
     /// They stay, and the threads use a view whose page tables are on their node (the place of the
     /// paper's `-f`, a replica for each node).
@@ -259,8 +259,8 @@ impl Scenes {
         &self.scenarios
     }
 
-    /// Measures one run. `step` is called before each cell. `None`: `stopped` was true in the middle
-    /// of it.
+    /// Measures one run. `step` is called before each cell. `None`: `stopped` was true in the
+    /// middle of it.
     ///
     /// # Errors
     /// Page tables or threads cannot be had.

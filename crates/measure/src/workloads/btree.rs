@@ -18,7 +18,8 @@ const VALUES: usize = 1 + FANOUT;
 /// Every third number is a key: two of three look-ups find none.
 const STEP: u64 = 3;
 
-/// A tree that was loaded in the order of its keys: all nodes are full, except the last of each level.
+/// A tree that was loaded in the order of its keys: all nodes are full, except the last of each
+/// level.
 pub(super) struct Tree {
     keys: usize,
     /// The numbers of the first nodes of all levels, the leaves' first.
@@ -72,7 +73,8 @@ impl Tree {
         Tree { keys, levels }
     }
 
-    /// The value of a key. Nodes that are not as they were written lead to no value, or to a wrong one.
+    /// The value of a key. Nodes that are not as they were written lead to no value, or to a wrong
+    /// one.
     fn find(&self, words: &[AtomicU64], wanted: u64) -> Option<u64> {
         let mut number = *self.levels.last()?;
         for level in (0..self.levels.len()).rev() {

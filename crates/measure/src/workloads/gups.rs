@@ -1,4 +1,5 @@
-//! Updates of random words: RandomAccess of HPC Challenge, with a part of the table for each thread.
+//! Updates of random words: RandomAccess of HPC Challenge, with a part of the table for each
+//! thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

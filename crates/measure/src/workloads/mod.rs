@@ -1,5 +1,5 @@
-//! Small workloads whose random accesses miss the TLB: threads that update or search a data structure
-//! in shared memory.
+//! Small workloads whose random accesses miss the TLB: threads that update or search a data
+//! structure in shared memory.
 //!
 //! They stand for those of *Latency-aware page-table migration* (Table 2), written anew and as
 //! threads of one process:
@@ -11,9 +11,9 @@
 //! | [`Workload::XsBench`] | look up the cross sections of a material at an energy |
 //! | [`Workload::Btree`] | look up a key in a B+-tree |
 //!
-//! A data structure names its parts by their place in the memory, not by address, so that threads may
-//! reach it through any mapping. Each answer is checked; what GUPS has written is checked at the end
-//! of a run.
+//! A data structure names its parts by their place in the memory, not by address, so that threads
+//! may reach it through any mapping. Each answer is checked; what GUPS has written is checked at
+//! the end of a run.
 
 mod btree;
 mod gups;

@@ -116,8 +116,8 @@ impl Grids {
         low
     }
 
-    /// The cross sections of a material, all of whose nuclides have the concentration 1. `None` if two
-    /// points do not lie around the energy: a line through any two points would give the same.
+    /// The cross sections of a material, all of whose nuclides have the concentration 1. `None` if
+    /// two points do not lie around the energy: a line through any two points would give the same.
     fn look_up(&self, words: &[AtomicU64], material: usize, energy: f64) -> Option<[f64; KINDS]> {
         let indexes = self.indexes(self.search(words, energy));
         let (mut sums, mut is_between) = ([0.0; KINDS], true);
