@@ -153,7 +153,7 @@ pub struct Cell {
     pub times: Option<Spread>,
     /// Wrong answers.
     pub wrong: u64,
-    /// What the policy has done.
+    /// The decision of the policy, and its cost.
     pub placed: Placed,
     /// The node on which most pages of PTEs that the threads walk were asked for in the window.
     pub tables: Option<NodeId>,
@@ -413,7 +413,7 @@ impl Load {
     }
 }
 
-/// What the threads did while they were counted.
+/// The operations of all threads in a window.
 struct Window {
     operations: u64,
     took: Duration,

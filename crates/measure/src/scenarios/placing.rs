@@ -19,7 +19,7 @@ const ENTRIES: u64 = 512;
 /// milliseconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a policy has decided and done.
+/// The decision of a policy, and its cost.
 #[derive(Clone, Debug)]
 pub struct Placed {
     /// Its reason, in one line.

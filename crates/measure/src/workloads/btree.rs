@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Control, Done, Structure, choices, in_parallel, load, operate, store};
 use crate::random::scattered;
 
-/// One look-up of so many is timed.
+/// The look-ups for each one that is timed.
 const SAMPLED: u64 = 32;
 /// Words of a node: their number, the keys, and for each key its value, or the number of the node
 /// below whose keys begin there.
@@ -35,7 +35,7 @@ fn value(key: u64) -> u64 {
     scattered(key)
 }
 
-/// The nodes of each level of a tree with so many keys, leaves first.
+/// The number of nodes of each level of a tree with `keys` keys, leaves first.
 fn nodes_of_levels(keys: usize) -> Vec<usize> {
     let above = |below: &usize| (*below > 1).then(|| below.div_ceil(FANOUT));
     std::iter::successors(Some(keys.div_ceil(FANOUT)), above).collect()

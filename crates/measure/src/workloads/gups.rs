@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Control, Done, Structure, choices, in_parallel, load, operate, store};
 
-/// One update of so many is timed. A reading of the clock waits for all updates before it, which
+/// The updates for each one that is timed. A reading of the clock waits for all updates before it, which
 /// overlap otherwise.
 const SAMPLED: u64 = 256;
 /// The polynomial of RandomAccess.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Control, Done, Structure, choices, in_parallel, load, operate, store};
 use crate::random::scattered;
 
-/// One probe of so many is timed.
+/// The probes for each one that is timed.
 const SAMPLED: u64 = 32;
 /// Words of a slot: a key, and what belongs to it.
 const SLOT: usize = 2;
@@ -60,7 +60,7 @@ impl HashTable {
         store(words, slot * SLOT + 1, payload(key));
     }
 
-    /// What belongs to a key.
+    /// The payload of a key.
     fn probe(&self, words: &[AtomicU64], key: u64) -> Option<u64> {
         let mut slot = self.home(key);
         // Half of the slots are free, unless memory has lost something.

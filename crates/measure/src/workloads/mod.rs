@@ -57,7 +57,7 @@ impl Workload {
         }
     }
 
-    /// Fills the words with its data structure, by so many threads.
+    /// Fills the words with its data structure, by `threads` threads.
     ///
     /// # Panics
     /// With fewer than [`LEAST_BYTES`].
@@ -80,7 +80,7 @@ pub const LEAST_BYTES: usize = 1 << 20;
 #[repr(align(128))]
 pub(crate) struct Count(pub AtomicU64);
 
-/// What threads share with the one who measures.
+/// State that a thread shares with the code that measures it.
 #[derive(Debug)]
 pub(crate) struct Control<'a> {
     /// The phase, and whether to stop.

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use super::{Control, Done, Structure, choices, load, operate, store};
 use crate::random::SplitMix64;
 
-/// One look-up of so many is timed.
+/// The look-ups for each one that is timed.
 const SAMPLED: u64 = 16;
 /// Nuclides.
 const NUCLIDES: usize = 68;
