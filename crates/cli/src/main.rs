@@ -13,6 +13,7 @@ mod engine;
 mod export;
 mod generate;
 mod interrupt;
+mod kernel_memory;
 mod machine;
 mod migrate;
 mod output;

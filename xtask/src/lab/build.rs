@@ -66,10 +66,11 @@ pub const TEST_BINARIES: [&str; 39] = [
 ];
 
 /// The test binaries of the command. They start the command from the path where cargo has put it.
-const COMMAND_TEST_BINARIES: [&str; 9] = [
+const COMMAND_TEST_BINARIES: [&str; 10] = [
     "bench_nodes",
     "demo",
     "doctor",
+    "kernel_memory",
     "measured",
     "move",
     "namespaces",

@@ -90,13 +90,14 @@ const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
 
 /// Test binaries with tests that need several nodes.
-const SEVERAL_NODES: [&str; 16] = [
+const SEVERAL_NODES: [&str; 17] = [
     "bench_nodes",
     "kernel",
     "kernel_cases",
     "kernel_folios",
     "kernel_ltp",
     "kernel_manners",
+    "kernel_memory",
     "memory",
     "memory_kinds",
     "memory_programs",

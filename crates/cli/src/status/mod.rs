@@ -6,17 +6,20 @@ mod json;
 mod page_tables;
 mod text;
 
+use std::cell::OnceCell;
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
-use page_tables::Tables;
+use page_tables::{OfProcess, Tables};
+use pageleap::NodeId;
 use pageleap::process::{MappingMemory, ProcessMemory, ProcessPageTables};
-use pageleap::topology::{self, SysFiles};
+use pageleap::topology::{self, NodePageTables, SysFiles};
 use pageleap_measure::export::Format;
 
 use crate::export::Exports;
+use crate::kernel_memory::{KernelMemory, Reason};
 use crate::selection::Selection;
 use crate::stop::Stop;
 use crate::{output, progress};
@@ -40,8 +43,10 @@ const MOST_MAPPINGS: usize = 20;
 /// CAP_SYS_NICE); no, because the memory is of a device, of the kernel, or secret.
 ///
 /// With --page-tables: the bytes of page tables, of each process and of all processes on each node.
-/// Processes of other users are shown too. On which node the page tables of one process lie is not
-/// known.
+/// Processes of other users are shown too. Root sees the page tables of a process by node and level
+/// as well, where the kernel offers its memory for reading (/proc/kcore, on x86-64): the command
+/// follows the page tables there, which stops nobody and takes half of a CPU at most. Elsewhere they
+/// are unknown, and a note says why.
 ///
 /// Examples: `pageleap status 1234`; `pageleap status redis-server --watch`; `pageleap status self
 /// --json`; `pageleap status --unit postgresql`; `pageleap status --page-tables 1234`.
@@ -87,6 +92,9 @@ struct Shown {
     untold: Option<pageleap::Error>,
 }
 
+/// The memory of the kernel, once it has been opened, or why it cannot be read.
+type Kernel = OnceCell<Result<KernelMemory, Reason>>;
+
 /// The result of one look.
 enum View {
     /// Where the memory of processes lies.
@@ -97,14 +105,21 @@ enum View {
 
 impl View {
     /// Looks at processes. The second part has the errors of those that could not be read.
-    fn of(args: &StatusArgs, pids: &[u32]) -> Result<(View, Vec<pageleap::Error>), Stop> {
+    fn of(
+        args: &StatusArgs,
+        kernel: &Kernel,
+        pids: &[u32],
+    ) -> Result<(View, Vec<pageleap::Error>), Stop> {
         if !args.page_tables {
             let look = |pid| Shown::of(args, pid);
             let (shown, failures) = each(pids, look);
             return Ok((View::Memory(shown), failures));
         }
-        let (processes, failures) = each(pids, ProcessPageTables::read);
         let nodes = topology::page_tables(&SysFiles::host())?;
+        let spinner = spinner(args, "reading page tables");
+        let (counted, failures) = each(pids, ProcessPageTables::read);
+        let processes = walked(counted, kernel, &nodes);
+        spinner.inspect(|spinner| spinner.finish_and_clear());
         Ok((View::PageTables(Tables { processes, nodes }), failures))
     }
 
@@ -140,10 +155,10 @@ impl View {
 /// Reads the processes, prints them and exports them.
 pub fn run(args: &StatusArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
-    let mut looks = 0;
+    let (kernel, mut looks) = (Kernel::new(), 0);
     loop {
         let pids = args.selection.pids().map_err(|stop| later(stop, looks))?;
-        let (view, failures) = View::of(args, &pids)?;
+        let (view, failures) = View::of(args, &kernel, &pids)?;
         if view.is_empty() {
             let no_process = || Stop::Failed(anyhow!("no process is left"));
             let why = failures.into_iter().next().map_or_else(no_process, Stop::from);
@@ -186,7 +201,7 @@ fn later(stop: Stop, looks: u64) -> Stop {
 
 impl Shown {
     fn of(args: &StatusArgs, pid: u32) -> Result<Shown, pageleap::Error> {
-        let spinner = args.watch.is_none().then(|| progress::moving_spinner("reading /proc"));
+        let spinner = spinner(args, "reading /proc");
         let memory = ProcessMemory::read(pid);
         if let Some(spinner) = spinner {
             spinner.finish_and_clear();
@@ -198,6 +213,27 @@ impl Shown {
         };
         Ok(Shown { memory, largest, untold })
     }
+}
+
+/// What the command does, unless it shows the result again and again.
+fn spinner(args: &StatusArgs, title: &str) -> Option<indicatif::ProgressBar> {
+    args.watch.is_none().then(|| progress::moving_spinner(title))
+}
+
+/// Finds the page tables of processes by node and level.
+fn walked(
+    counted: Vec<ProcessPageTables>,
+    kernel: &Kernel,
+    nodes: &[NodePageTables],
+) -> Vec<OfProcess> {
+    let pids: Vec<u32> = counted.iter().map(|process| process.pid).collect();
+    let nodes: Vec<NodeId> = nodes.iter().map(|node| node.node).collect();
+    let kernel = kernel.get_or_init(|| KernelMemory::open(&nodes));
+    let walked = kernel.as_ref().map_err(Reason::clone);
+    let walked = walked.and_then(|memory| memory.page_tables(&pids));
+    let walked = walked.unwrap_or_else(|reason| vec![Err(reason); pids.len()]);
+    let both = counted.into_iter().zip(walked);
+    both.map(|(counted, walked)| OfProcess { counted, walked }).collect()
 }
 
 /// Looks at each process. The second part has the errors of those that could not be read.
