@@ -25,6 +25,9 @@ pub struct Topology {
     /// The values of the firmware's HMAT. Empty for a machine without HMAT.
     #[serde(default)]
     pub access: Vec<Access>,
+    /// The levels of page tables, 4 or 5. The emulated CPU has five.
+    #[serde(default = "five")]
+    pub page_table_levels: u32,
     /// The tests that run on this machine: names of test binaries, or beginnings of names
     /// `binary::test`. Empty for all tests.
     #[serde(default)]
@@ -32,6 +35,10 @@ pub struct Topology {
     /// The expected skips on this machine.
     #[serde(default)]
     pub skip: Vec<ExpectedSkip>,
+}
+
+fn five() -> u32 {
+    5
 }
 
 /// A memory node. A node without memory and CPUs is a hole: its number is never online.
@@ -163,6 +170,10 @@ impl Topology {
             topology.distances.is_empty() || square && topology.distances.len() == nodes.len(),
             "distances must have a row and a column for each node"
         );
+        ensure!(
+            matches!(topology.page_table_levels, 4 | 5),
+            "page tables have 4 or 5 levels on x86-64"
+        );
         for access in &topology.access {
             ensure!(
                 online(access.from) && online(access.to),
@@ -253,16 +264,20 @@ impl Topology {
         options
     }
 
-    /// The kernel's boot options. Pages of 1 GB can only be reserved at boot.
+    /// The kernel's boot options. Pages of 1 GB can only be reserved at boot, and levels of page tables
+    /// only be chosen then.
     pub fn kernel_options(&self) -> String {
         let with_pages = self.node.iter().filter(|node| node.huge_1g > 0);
         let counts: Vec<String> =
             with_pages.map(|node| format!("{}:{}", node.id, node.huge_1g)).collect();
-        if counts.is_empty() {
-            String::new()
-        } else {
-            format!(" hugepagesz=1G hugepages={}", counts.join(","))
+        let mut options = String::new();
+        if !counts.is_empty() {
+            options += &format!(" hugepagesz=1G hugepages={}", counts.join(","));
         }
+        if self.page_table_levels == 4 {
+            options += " no5lvl";
+        }
+        options
     }
 
     /// Files that the guest writes before the tests run, with their contents.

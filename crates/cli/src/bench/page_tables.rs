@@ -56,7 +56,8 @@ pub struct PageTablesArgs {
     #[arg(long, value_name = "NODE")]
     pub from: Option<u32>,
 
-    /// The node to which page tables move [default: another node, if there is one]
+    /// The node to which page tables move, and the remote one of the scenarios [default: another
+    /// node; for the scenarios the farthest one with CPUs]
     #[arg(long, value_name = "NODE")]
     pub to: Option<u32>,
 
@@ -134,13 +135,13 @@ pub fn run(args: &PageTablesArgs) -> Result<(), Stop> {
         true => views::nodes(&topology, args.views),
         false => Vec::new(),
     };
-    let cast = scenarios::cast(&topology, NodeId(from), NodeId(to), args.threads)
+    let remote = args.to.map(NodeId);
+    let cast = scenarios::cast(&topology, NodeId(from), remote, args.threads)
         .filter(|_| args.has(Part::Scenarios));
-    let beside = cast.as_ref().map_or(0, Cast::local_bytes_beside);
-    check_memory(&topology, from, size, view_nodes.len(), beside)?;
+    check_memory(args, &topology, from, view_nodes.len(), cast.as_ref())?;
     let mut rows =
         Rows { size, from, to, engine: None, runs: Vec::new(), view_nodes, views: Vec::new() };
-    let mut scenery = cast.map(|cast| Scenery::new(cast, &topology));
+    let mut scenery = cast.map(|cast| Scenery::new(cast, &topology, size));
     let measured = measure(args, home, &mut rows).and_then(|()| match &mut scenery {
         Some(scenery) => {
             let workloads = scenarios::workloads(&args.workloads);
@@ -168,24 +169,40 @@ pub fn run(args: &PageTablesArgs) -> Result<(), Stop> {
     export::conclude(measured, printed)
 }
 
-/// Refuses a region for which the node has too little memory.
+/// Refuses a region for which a node has too little memory.
 fn check_memory(
+    args: &PageTablesArgs,
     topology: &Topology,
     node: u32,
-    size: u64,
     views: usize,
-    beside: u64,
+    cast: Option<&Cast>,
 ) -> Result<(), Stop> {
+    let size = args.size.next_multiple_of(2 << 20);
     let free = topology.node(NodeId(node))?.free_bytes;
-    // Two pools, and a shadow of every word.
-    let scene = size.saturating_mul(3);
-    let with_views = scene.saturating_add(measured_views::bytes_beside(size, views));
-    if with_views.max(size.saturating_add(beside)) <= free {
-        return Ok(());
+    // Each part gives its memory back before the next one. Costs and views need two pools and a
+    // shadow of every word; XSBench needs a list of energies, of some 5 %.
+    let of_views = measured_views::bytes_beside(size, views);
+    let has_scenes = args.has(Part::Costs) || args.has(Part::Views);
+    let scene = if has_scenes { size.saturating_mul(3).saturating_add(of_views) } else { 0 };
+    let scenarios = cast.map_or(0, |cast| {
+        scenarios::region_bytes(size).saturating_add(size / 16) + cast.local_bytes_beside()
+    });
+    if scene.max(scenarios) > free {
+        let fits = if has_scenes { free / 4 } else { free / 2 } >> 20;
+        let why = format!("node {node} has too little free memory; use --size {fits}m or less");
+        return Err(Refusal::new(why).into());
     }
-    let fits = (free / 4) >> 20;
-    let why = format!("node {node} has too little free memory; use --size {fits}m or less");
-    Err(Refusal::new(why).into())
+    let Some(load) = cast.and_then(|cast| cast.remote_load.as_ref()) else { return Ok(()) };
+    if load.bytes > topology.node(load.node)?.free_bytes {
+        let why = format!(
+            "{} has too little free memory for interference, {} MB; choose another one by --to, or \
+             use --only costs,views",
+            load.node,
+            load.bytes >> 20
+        );
+        return Err(Refusal::new(why).into());
+    }
+    Ok(())
 }
 
 /// Adds runs to the rows until all are done, or a signal arrives.
@@ -328,6 +345,7 @@ fn document(
     rows: &Rows,
     scenery: Option<&Scenery>,
 ) -> Result<Document, Stop> {
+    let runs = rows.runs.len().max(rows.views.len()).max(scenery.map_or(0, Scenery::runs));
     let node_numbers = rows.view_nodes.iter().map(|node| Value::count(node.0)).collect();
     let facts = vec![
         fact("kernel", "Linux", machine::kernel_release()?),
@@ -335,7 +353,7 @@ fn document(
         fact("to_node", "node of the page tables", Value::count(rows.to)),
         fact("size_bytes", "region", Value::Bytes(rows.size)),
         fact("part_bytes", "", Value::Bytes(measured_views::part_bytes(rows.size))),
-        fact("runs", "runs", Value::count(rows.runs.len().max(rows.views.len()))),
+        fact("runs", "runs", Value::count(runs)),
         fact("views_at_most", "views, at most", Value::count(rows.view_nodes.len())),
         fact("view_nodes", "", Value::List(node_numbers)),
         fact(

@@ -1,12 +1,14 @@
 //! The part of `pageleap bench page-tables` on workloads that miss the TLB, in the scenarios of
 //! *Latency-aware page-table migration*.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use clap::ValueEnum;
 use pageleap::NodeId;
 use pageleap::topology::{Cache, SysFiles, Topology, data_caches};
 use pageleap_measure::document::{Body, Column, Section, Table, Value, column, fact};
+use pageleap_measure::figures::human_bytes;
 use pageleap_measure::matrix::buffer_bytes;
 use pageleap_measure::scenarios::{Cast, Cell, Interference, Policy, Run, Scenario, Scenes};
 use pageleap_measure::statistics::Summary;
@@ -30,6 +32,9 @@ pub enum Name {
     /// Look-ups in a B+-tree
     Btree,
 }
+
+/// Bytes of a huge page, to which buffers are aligned.
+const HUGE: u64 = 2 << 20;
 
 impl Name {
     fn workload(self) -> Workload {
@@ -56,11 +61,13 @@ pub fn region_bytes(size: u64) -> u64 {
 }
 
 /// Chooses the CPUs of all threads. Without `threads`, the workload gets half of the local cores,
-/// and the interference the others. `None` if this process may use no CPU of the local node.
+/// and the interference the others. The remote node is the one that is named, or else the farthest one
+/// with CPUs, as in the paper's Table 3 (its *type-1*: from a nearer one, the gain of latency-aware
+/// policies is smaller). `None` if this process may use no CPU of the local node.
 pub fn cast(
     topology: &Topology,
     local: NodeId,
-    remote: NodeId,
+    remote: Option<NodeId>,
     threads: Option<u16>,
 ) -> Option<Cast> {
     let of_local = cores(topology, local);
@@ -71,26 +78,40 @@ pub fn cast(
     if workers.is_empty() {
         return None;
     }
-    let is_other = remote != local && topology.is_allowed(remote);
-    let remote = is_other.then_some(remote);
+    let remote = match remote {
+        Some(named) => Some(named).filter(|node| *node != local && topology.is_allowed(*node)),
+        None => farthest(topology, local),
+    };
     Some(Cast {
         local,
         workers,
-        local_load: interference(local, others),
+        local_load: interference(topology, local, others),
         remote,
-        remote_load: remote.and_then(|node| interference(node, &cores(topology, node))),
+        remote_load: remote.and_then(|node| interference(topology, node, &cores(topology, node))),
     })
 }
 
+/// The farthest node whose memory and CPUs this process may use, or else whose memory it may use.
+fn farthest(topology: &Topology, from: NodeId) -> Option<NodeId> {
+    let others = topology.allowed_nodes().into_iter().filter(|node| *node != from);
+    let key = |node: &NodeId| {
+        (!cores(topology, *node).is_empty(), topology.distance(from, *node), Reverse(*node))
+    };
+    others.max_by_key(key)
+}
+
 /// A thread on each CPU of these cores.
-fn interference(node: NodeId, cores: &[Vec<usize>]) -> Option<Interference> {
+fn interference(topology: &Topology, node: NodeId, cores: &[Vec<usize>]) -> Option<Interference> {
     let cpus: Vec<usize> = cores.iter().flatten().copied().collect();
     if cpus.is_empty() {
         return None;
     }
     let sum = |caches: Vec<Cache>| caches.iter().map(|cache| cache.bytes).sum();
     let least = (cpus.len() as u64 * (256 << 10)).next_multiple_of(2 << 20);
-    let bytes = buffer_bytes(data_caches(&SysFiles::host(), &cpus).map(sum)).max(least);
+    let beyond_caches = buffer_bytes(data_caches(&SysFiles::host(), &cpus).map(sum)).max(least);
+    // Half is copied to the other half. STREAM asks for four times the caches in each.
+    let most = topology.node(node).map_or(0, |node| node.free_bytes / 8) & !(HUGE - 1);
+    let bytes = (beyond_caches * 4).min(most).max(beyond_caches);
     Some(Interference { node, cpus, bytes })
 }
 
@@ -99,17 +120,28 @@ pub struct Scenery {
     cast: Cast,
     /// Nodes whose memory and CPUs this process may use.
     nodes: usize,
+    /// The largest page tables of a region, and the caches of the workload's CPUs, if known.
+    table_bytes: u64,
+    cache_bytes: Option<u64>,
     runs: Vec<(Workload, Vec<Run>)>,
 }
 
 impl Scenery {
     /// Nothing is measured yet.
-    pub fn new(cast: Cast, topology: &Topology) -> Scenery {
+    pub fn new(cast: Cast, topology: &Topology, size: u64) -> Scenery {
         let could_hold = |id: &NodeId| {
             topology.node(*id).is_ok_and(|node| node.total_bytes > 0 && !node.cpus.is_empty())
         };
         let nodes = topology.allowed_nodes().iter().filter(|id| could_hold(id)).count();
-        Scenery { cast, nodes, runs: Vec::new() }
+        let sum = |caches: Vec<Cache>| caches.iter().map(|cache| cache.bytes).sum();
+        let cache_bytes = data_caches(&SysFiles::host(), &cast.workers).map(sum);
+        Scenery {
+            cast,
+            nodes,
+            table_bytes: region_bytes(size) / 512,
+            cache_bytes,
+            runs: Vec::new(),
+        }
     }
 
     /// Adds runs of all workloads, until all are done or a signal arrives.
@@ -151,6 +183,11 @@ impl Scenery {
         self.runs.iter().map(|(_, runs)| runs.len()).sum()
     }
 
+    /// Complete runs of a workload, at most.
+    pub fn runs(&self) -> usize {
+        self.runs.iter().map(|(_, runs)| runs.len()).max().unwrap_or(0)
+    }
+
     /// Answers and words that were wrong.
     pub fn wrong(&self) -> u64 {
         self.runs.iter().flat_map(|(_, runs)| runs).map(Run::wrong).sum()
@@ -161,11 +198,15 @@ impl Scenery {
         let measured = self.runs.iter().filter(|(_, runs)| !runs.is_empty());
         let rows: Vec<Row> =
             measured.clone().flat_map(|(workload, runs)| rows(*workload, runs)).collect();
-        let Some((told_of, runs)) = measured.clone().next() else { return Vec::new() };
-        let decisions: Vec<Decided> = runs.last().map_or(Vec::new(), |run| {
-            let decides = |cell: &&Cell| !matches!(cell.policy, Policy::Off | Policy::Views);
-            run.cells.iter().filter(decides).map(Decided::of).collect()
-        });
+        if rows.is_empty() {
+            return Vec::new();
+        }
+        let decisions: Vec<Decided> = measured
+            .filter_map(|(workload, runs)| Some((*workload, runs.last()?)))
+            .flat_map(|(workload, run)| run.cells.iter().map(move |cell| (workload, cell)))
+            .filter(|(_, cell)| !matches!(cell.policy, Policy::Off | Policy::Views))
+            .map(|(workload, cell)| Decided::of(workload, cell))
+            .collect();
         let cast = &self.cast;
         let threads_of = |load: &Option<Interference>| {
             Value::count(load.as_ref().map_or(0, |load| load.cpus.len()))
@@ -173,19 +214,21 @@ impl Scenery {
         let facts = vec![
             fact("local_node", "local node", Value::count(cast.local.0)),
             fact("remote_node", "remote node", cast.remote.map(|node| Value::count(node.0))),
+            fact("table_bytes", "page tables (PTEs)", Value::Bytes(self.table_bytes)),
+            fact("cache_bytes", "caches of its CPUs", self.cache_bytes.map(Value::Bytes)),
             fact("threads", "threads of a workload", Value::count(cast.workers.len())),
             fact("local_load_threads", "interference, local", threads_of(&cast.local_load)),
             fact("remote_load_threads", "interference, remote", threads_of(&cast.remote_load)),
         ];
         let of_rows = Table::of(&columns(), &rows, |row| row.workload.name().to_owned());
         let of_decisions =
-            Table::of(&decision_columns(), &decisions, |row| row.scenario.to_owned());
+            Table::of(&decision_columns(), &decisions, |row| row.workload.name().to_owned());
         vec![
             Section::new("setting", "Scenarios: threads and nodes", Body::Facts(facts)),
             Section::new("scenarios", "Scenarios (medians)", Body::Table(of_rows)),
             Section::new(
                 "decisions",
-                format!("Decisions in the last run of {}", told_of.name()),
+                "Decisions in the last run of each workload",
                 Body::Table(of_decisions),
             ),
             Section::new("scenarios_notes", "Notes on scenarios", Body::Notes(self.notes())),
@@ -196,8 +239,8 @@ impl Scenery {
         let mut notes = vec![
             "L: local, R: remote, P: page tables, D: data, I: interference, threads that copy memory at \
              full speed. The workload's threads and its data are on the local node. LPLDI is the \
-             paper's LPLDLI. Page tables move while the threads work; then operations are counted \
-             for 0.2 s. / LPLD: time of an operation / that in LPLD without a policy, in the same run."
+             paper's LPLDLI. Page tables move while the threads work; 0.1 s later operations are \
+             counted for 0.2 s. The interference's rate includes the time before. / LPLD: time of an operation / that in LPLD without a policy, in the same run."
                 .to_owned(),
         ];
         let missing: Vec<&str> = Scenario::ALL
@@ -205,6 +248,16 @@ impl Scenery {
             .filter(|scenario| !self.cast.can_play(scenario))
             .map(|scenario| scenario.name)
             .collect();
+        if let Some(cache_bytes) = self.cache_bytes.filter(|bytes| self.table_bytes < 2 * bytes) {
+            notes.push(format!(
+                "The region's pages of PTEs have {}, and the caches of the workload's CPUs {}: most \
+                 walks end in a cache, so the node of page tables shows little. --size {}g or more has \
+                 twice as many page tables as caches.",
+                human_bytes(self.table_bytes as f64),
+                human_bytes(cache_bytes as f64),
+                (cache_bytes * 2 * 512).div_ceil(1 << 30)
+            ));
+        }
         if !missing.is_empty() {
             notes.push(format!("Not measured: {}: {}.", missing.join(", "), self.why_missing()));
         }
@@ -239,7 +292,7 @@ impl Scenery {
             why.push(format!("{local} has no core for interference beside those of the workload"));
         }
         match remote {
-            None => why.push("there is no remote node with memory".to_owned()),
+            None => why.push("no other node may be used as the remote one".to_owned()),
             Some(remote) if self.cast.remote_load.is_none() => {
                 why.push(format!("{remote} has no CPU for interference"));
             }
@@ -314,7 +367,9 @@ fn columns() -> Vec<Column<Row>> {
         column("table_nodes", "", "", |row: &Row| {
             Value::List(row.tables.iter().map(|node| Value::count(node.0)).collect())
         }),
-        column("moved_runs", "", "", |row: &Row| Value::count(row.moved)),
+        column("moved_runs", "moved", "runs in which the policy moved page tables", |row: &Row| {
+            Value::count(row.moved)
+        }),
         column("", "M/s", "million operations of all threads for each second", |row: &Row| {
             middle(row.rate)
         }),
@@ -327,9 +382,12 @@ fn columns() -> Vec<Column<Row>> {
             middle(row.p50_ns)
         }),
         column("", "p99", "ns", |row: &Row| middle(row.p99_ns)),
-        column("", "placing", "ms from the first probe to the last move", |row: &Row| {
-            middle(row.placing)
-        }),
+        column(
+            "",
+            "placing",
+            "ms with the start of a prober or the making of a view",
+            |row: &Row| middle(row.placing),
+        ),
         column("per_s", "", "", |row: &Row| per_second(row.rate, 1e6, |of| of.median)),
         column("per_s_min", "", "", |row: &Row| per_second(row.rate, 1e6, |of| of.min)),
         column("per_s_max", "", "", |row: &Row| per_second(row.rate, 1e6, |of| of.max)),
@@ -354,6 +412,7 @@ fn columns() -> Vec<Column<Row>> {
 
 /// A decision of a policy.
 struct Decided {
+    workload: Workload,
     scenario: &'static str,
     policy: &'static str,
     to: Option<NodeId>,
@@ -361,8 +420,9 @@ struct Decided {
 }
 
 impl Decided {
-    fn of(cell: &Cell) -> Decided {
+    fn of(workload: Workload, cell: &Cell) -> Decided {
         Decided {
+            workload,
             scenario: cell.scenario.name,
             policy: cell.policy.name(),
             to: cell.placed.to,
@@ -373,7 +433,8 @@ impl Decided {
 
 fn decision_columns() -> Vec<Column<Decided>> {
     vec![
-        column("scenario", "", "", |row: &Decided| row.scenario.into()),
+        column("workload", "", "", |row: &Decided| row.workload.name().into()),
+        column("scenario", "scenario", "", |row: &Decided| row.scenario.into()),
         column("policy", "policy", "", |row: &Decided| row.policy.into()),
         column("to_node", "", "", |row: &Decided| {
             row.to.map_or(Value::Unknown, |node| Value::count(node.0))

@@ -91,6 +91,19 @@ fn a_cpu_that_is_not_there_is_an_error() {
 }
 
 #[test]
+fn interference_ends_with_work_that_panics() {
+    let words: Vec<AtomicU64> = (0..1 << 16).map(|_| Default::default()).collect();
+    let cpus = Topology::read().unwrap().allowed_cpus();
+    let traffic = Traffic { kind: Kind::Read, cpus: &cpus[..1], rate: None };
+    // Threads that went on would keep this test from ending.
+    let panicked = std::panic::catch_unwind(|| {
+        let flow = traffic.beside(&words, || std::panic::resume_unwind(Box::new("work")));
+        flow.map(|((), _)| ())
+    });
+    assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"work"));
+}
+
+#[test]
 fn more_threads_than_a_small_buffer_has_parts_get_a_larger_one() {
     let topology = Topology::read().unwrap();
     let node = topology.nodes().iter().find(|node| node.total_bytes > 0).unwrap().id;

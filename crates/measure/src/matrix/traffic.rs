@@ -101,9 +101,11 @@ impl Traffic<'_> {
             }
             let sum = || done.iter().map(|bytes| bytes.0.load(Ordering::Relaxed)).sum::<u64>();
             let (began, before) = (Instant::now(), sum());
+            // The threads end, too, if `work` panics: the scope waits for them.
+            let end = SetOnDrop(&stop);
             let result = work();
             let bytes_per_s = (sum() - before) as f64 / began.elapsed().as_secs_f64();
-            stop.store(true, Ordering::Relaxed);
+            drop(end);
             let mut cpu_share: f64 = 1.0;
             for thread in threads {
                 let joined = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -111,6 +113,15 @@ impl Traffic<'_> {
             }
             Ok((result, Flow { bytes_per_s, cpu_share }))
         })
+    }
+}
+
+/// Sets a flag when it goes.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

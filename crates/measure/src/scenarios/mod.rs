@@ -3,11 +3,12 @@
 //! 5 and 9).
 //!
 //! ```text
-//! Scenes::run ─► for each scenario and policy, in an order that rotates with the runs:
+//! Scenes::run ─► for each scenario and policy, in another order in each run:
 //!     page tables to the node of the scenario
 //!     interference on its nodes        (matrix::Traffic: threads that copy)
 //!       └► the workload's threads      (workloads), until all of them work
 //!            ├► the policy decides and moves, while they work   (placing)
+//!            ├► they settle, as long with each policy
 //!            └► a window in which operations are counted and some of them timed
 //! ```
 //!
@@ -25,10 +26,14 @@ pub use self::placing::Placed;
 use crate::Error;
 use crate::matrix::{Buffers, Initiator, Kind, Traffic, start};
 use crate::phase::{Phase, Spread, Stage, StopOnDrop, Times};
+use crate::random::SplitMix64;
 use crate::workloads::{Control, Count, Done, Structure, Workload};
 
 /// How long operations are counted in one scenario with one policy.
 const WINDOW: Duration = Duration::from_millis(200);
+/// How long the threads work undisturbed before: caches, the TLB and clocks get over the change to a
+/// scenario, and over what the policy did.
+const SETTLING: Duration = Duration::from_millis(100);
 /// How often it is looked whether to stop, and whether all threads work.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -276,9 +281,7 @@ impl Scenes {
             .flat_map(|scenario| Policy::ALL.map(|policy| (*scenario, policy)))
             .collect();
         let mut cells: Vec<(usize, Cell)> = Vec::new();
-        for turn in 0..all.len() {
-            // Each cell follows each other one, in some run, if there are enough of them.
-            let at = (turn * 7 + nth * 3) % all.len();
+        for at in order(all.len(), nth) {
             let (scenario, policy) = all[at];
             step(&scenario, policy);
             let seed = (nth * all.len() + at) as u64;
@@ -306,19 +309,21 @@ impl Scenes {
             _ => self.cast.local,
         };
         placing::move_all(&self.region, at_first)?;
+        let began = Instant::now();
         if policy == Policy::Views {
             self.region.replicate([self.cast.local])?;
         }
+        let replicating = began.elapsed();
         let measured = self.beside(scenario, || self.work(policy, at_first, seed, stopped));
         self.region.drop_views([self.cast.local])?;
         let (measured, load_bytes_per_s) = measured?;
         Ok(measured.map(|(window, placed)| Cell {
             scenario,
             policy,
+            placed: Placed { took: placed.took + replicating, ..placed },
             per_second: window.operations as f64 / window.took.as_secs_f64(),
             times: window.times.spread(Phase::During),
             wrong: window.wrong,
-            placed,
             tables: window.tables,
             load_bytes_per_s,
         }))
@@ -377,6 +382,10 @@ impl Scenes {
                 std::thread::sleep(LOOK);
             }
             let placed = placing::place(&self.region, policy, &self.cast, at_first)?;
+            let settled = Instant::now() + SETTLING;
+            while Instant::now() < settled && !stopped() {
+                std::thread::sleep(LOOK);
+            }
             let (began, before) = (Instant::now(), done().sum::<u64>());
             stage.enter(Phase::During);
             while began.elapsed() < WINDOW && !stopped() {
@@ -407,6 +416,16 @@ impl Scenes {
     }
 }
 
+/// An order of all cells for a run: chosen at random, and the same in each call.
+fn order(cells: usize, run: usize) -> Vec<usize> {
+    let mut choice = SplitMix64(run as u64);
+    let mut all: Vec<usize> = (0..cells).collect();
+    for at in 0..cells {
+        all.swap(at, at + choice.below(cells - at));
+    }
+    all
+}
+
 impl Load {
     fn traffic(&self) -> Traffic<'_> {
         Traffic { kind: Kind::Copy, cpus: &self.of.cpus, rate: None }
@@ -420,4 +439,27 @@ struct Window {
     times: Times,
     wrong: u64,
     tables: Option<NodeId>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_run_has_all_cells_in_another_order() {
+        let orders: Vec<Vec<usize>> = (0..7).map(|run| order(10, run)).collect();
+        for cells in &orders {
+            let mut sorted = cells.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..10).collect::<Vec<usize>>());
+        }
+        // No cell always has the same one before it, and none has a place of its own.
+        for cell in 0..10 {
+            let place = |cells: &Vec<usize>| cells.iter().position(|one| *one == cell).unwrap();
+            let before = |cells: &Vec<usize>| place(cells).checked_sub(1).map(|at| cells[at]);
+            let differ = |all: Vec<Option<usize>>| all.iter().any(|one| *one != all[0]);
+            assert!(differ(orders.iter().map(before).collect()), "{orders:?}");
+            assert!(differ(orders.iter().map(place).map(Some).collect()), "{orders:?}");
+        }
+    }
 }

@@ -26,7 +26,9 @@ pub struct Placed {
     pub reason: String,
     /// The node to which page tables were moved; `None` if they stay.
     pub to: Option<NodeId>,
-    /// From the first sample to the end of the moves: probes, the scan, the decision and the moves.
+    /// From the start of a prober to the end of the moves: probes, the scan, the decision and the
+    /// moves; for views the making of the view. A program keeps its prober, and pays for its start
+    /// once.
     pub took: Duration,
 }
 
@@ -61,7 +63,13 @@ pub(super) fn place(
         Policy::AutoPtm => follow_moves(region, auto_ptm(&scan(region, cast.local, tables)?))?,
         Policy::Algorithm1 => {
             let latencies = probe(cast.local)?;
-            follow_moves(region, algorithm_1(&scan(region, cast.local, tables)?, &latencies))?
+            match latencies.lowest(cast.local) {
+                Some(_) => follow_moves(
+                    region,
+                    algorithm_1(&scan(region, cast.local, tables)?, &latencies),
+                )?,
+                None => (no_latency(cast.local, &latencies), None),
+            }
         }
         Policy::LatencyAware => follow_latency(region, cast.local)?,
     };
@@ -72,6 +80,12 @@ pub(super) fn place(
 fn probe(from: NodeId) -> Result<Latencies, Error> {
     let prober = Prober::builder().initiators([from]).start()?;
     Ok(prober.wait_for(1, PATIENCE).unwrap_or_default())
+}
+
+/// Why there was no probe to decide by.
+fn no_latency(from: NodeId, latencies: &Latencies) -> String {
+    let why = latencies.unknown().next().map_or("no probe in time", |(_, why)| why);
+    format!("undecided: no latency from {from} is known: {why}")
 }
 
 /// The pages of PTEs of a region, with the nodes of their data as the kernel tells them.
@@ -114,10 +128,13 @@ fn follow_moves(region: &Region, moves: Vec<TableMove>) -> Result<(String, Optio
 /// Lets the library's follower decide and move once, as it does in a program.
 fn follow_latency(region: &Region, from: NodeId) -> Result<(String, Option<NodeId>), Error> {
     let prober = Prober::builder().initiators([from]).start()?;
-    prober.wait_for(1, PATIENCE);
+    let latencies = prober.wait_for(1, PATIENCE).unwrap_or_default();
+    if latencies.lowest(from).is_none() {
+        return Ok((no_latency(from, &latencies), None));
+    }
     let follower = region.follow_latency(prober, FollowPolicy::new().walks_from([from]))?;
     let Some(status) = follower.wait_for(1, PATIENCE) else {
-        return Ok(("the follower has not decided in time".to_owned(), None));
+        return Ok(("undecided: the follower has not decided in time".to_owned(), None));
     };
     if let Some(failure) = status.last_failure {
         return Err(failure.into());
