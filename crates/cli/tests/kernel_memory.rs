@@ -7,6 +7,7 @@ mod common;
 mod nodes;
 
 use std::fs::{self, File};
+use std::path::Path;
 use std::process::Command;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -24,15 +25,19 @@ const ROUNDS: usize = 4;
 /// The inode of the first pid namespace.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Whether the kernel shows its memory to this process. If it does, the command has to find page
-/// tables there.
+/// Whether the kernel shows its memory and its symbols to this process. If it does, the command has to
+/// find page tables there.
 fn is_shown(test: &str) -> bool {
     let namespace = fs::read_link("/proc/self/ns/pid").unwrap();
     match File::open("/proc/kcore") {
         Err(error) => skip(test, &format!("/proc/kcore: {error}")),
         Ok(file) if file.metadata().unwrap().len() == 0 => skip(test, &"/proc/kcore is empty"),
         Ok(_) if namespace.to_str() != Some(FIRST_NAMESPACE) => skip(test, &"in a pid namespace"),
-        Ok(_) => return true,
+        Ok(_) if !Path::new("/sys/kernel/btf/vmlinux").exists() => skip(test, &"without BTF"),
+        Ok(_) => match fs::read_to_string("/proc/sys/kernel/kptr_restrict").unwrap().trim() {
+            "2" => skip(test, &"addresses of symbols are hidden"),
+            _ => return true,
+        },
     }
     false
 }

@@ -107,7 +107,7 @@ impl<'a> Types<'a> {
                 continue;
             }
             if let Some(inside) = self.bits(inner, member, depth - 1)? {
-                return Ok(Some(offset + inside));
+                return offset.checked_add(inside).map(Some).ok_or_else(damaged);
             }
         }
         Ok(None)

@@ -1,10 +1,12 @@
 //! The memory of the kernel as `/proc/kcore` shows it: an ELF core file whose segments are the
 //! kernel's image and all memory.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use elf::abi::{PT_LOAD, PT_NOTE};
 use elf::endian::LittleEndian;
@@ -13,6 +15,16 @@ use elf::{ElfStream, file::Class};
 use pageleap::BASE_PAGE;
 
 use super::Reason;
+
+/// Where the kernel's image begins (`__START_KERNEL_map`). Below it the kernel addresses all memory.
+const IMAGE: u64 = 0xFFFF_FFFF_8000_0000;
+
+/// After so many reads there is a pause as long as they took, so that reading takes at most half of a
+/// CPU.
+const READS_AT_ONCE: u32 = 64;
+
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// An address of the kernel. It has no text form, because addresses of the kernel are a secret that
 /// protects it.
@@ -30,6 +42,8 @@ impl KernelAddress {
 pub(super) struct Core {
     file: File,
     segments: Vec<Segment>,
+    /// Reads since the last pause, and its end.
+    pace: Cell<(u32, Instant)>,
     /// Whether page tables have five levels and not four.
     pub(super) has_five_levels: bool,
     /// The bits of entries that AMD's memory encryption sets (`sme_mask`).
@@ -88,11 +102,19 @@ impl Core {
         let levels = value(&info, "NUMBER(pgtable_l5_enabled)");
         let levels = levels.ok_or_else(|| damaged("no number of levels of page tables"))?;
         let encryption_bits = value(&info, "NUMBER(sme_mask)").unwrap_or(0) as u64;
-        Ok(Core { file, segments, has_five_levels: levels != 0, encryption_bits })
+        let pace = Cell::new((0, Instant::now()));
+        Ok(Core { file, segments, pace, has_five_levels: levels != 0, encryption_bits })
     }
 
-    /// Reads at an address of the kernel. `None`: there is no memory, or not all of it.
+    /// Reads at an address of the kernel, and pauses from time to time. `None`: there is no memory,
+    /// or not all of it.
     pub(super) fn read(&self, at: KernelAddress, into: &mut [u8]) -> Option<()> {
+        let (reads, since) = self.pace.get();
+        self.pace.set((reads + 1, since));
+        if reads >= READS_AT_ONCE {
+            std::thread::sleep(since.elapsed().min(LONGEST_PAUSE));
+            self.pace.set((0, Instant::now()));
+        }
         let segment = self.segments.iter().find(|segment| segment.has(at, into.len() as u64))?;
         self.file.read_exact_at(into, segment.offset.checked_add(at.0 - segment.address)?).ok()
     }
@@ -108,12 +130,16 @@ impl Core {
     pub(super) fn physical(&self, at: KernelAddress) -> Option<u64> {
         let is_told = |segment: &&Segment| segment.physical.is_some() && segment.has(at, 1);
         let segment = self.segments.iter().find(is_told)?;
-        Some(segment.physical? + (at.0 - segment.address))
+        segment.physical?.checked_add(at.0 - segment.address)
     }
 
     /// The address of the kernel for the page with this physical address. `None`: no memory.
+    ///
+    /// Not in the kernel's image: that has parts whose memory was given back, and which the kernel
+    /// no longer addresses there.
     pub(super) fn page(&self, physical: u64) -> Option<KernelAddress> {
-        self.segments.iter().find_map(|segment| {
+        let mut of_memory = self.segments.iter().filter(|segment| segment.address < IMAGE);
+        of_memory.find_map(|segment| {
             let offset = physical.checked_sub(segment.physical?)?;
             let at = KernelAddress(segment.address.wrapping_add(offset));
             segment.has(at, BASE_PAGE as u64).then_some(at)
@@ -135,7 +161,7 @@ fn value(info: &str, key: &str) -> Option<i64> {
 }
 
 /// Why the file cannot be opened, and what would help.
-fn refused(path: &Path, error: &std::io::Error, lockdown: &Path) -> Reason {
+pub(super) fn refused(path: &Path, error: &std::io::Error, lockdown: &Path) -> Reason {
     let name = path.display();
     let is_locked = || {
         let state = fs::read_to_string(lockdown).unwrap_or_default();
@@ -151,7 +177,10 @@ fn refused(path: &Path, error: &std::io::Error, lockdown: &Path) -> Reason {
                 .to_owned()
         }
         ErrorKind::PermissionDenied => {
-            format!("{name} may be read by root only, with the privilege CAP_SYS_RAWIO")
+            format!(
+                "{name} may be read by root only, with the privilege CAP_SYS_RAWIO, and by nobody if \
+                 the kernel is in the lockdown mode `confidentiality`"
+            )
         }
         _ => format!("{name} cannot be opened: {error}"),
     })

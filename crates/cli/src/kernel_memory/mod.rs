@@ -16,10 +16,11 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -29,7 +30,7 @@ use core::{Core, KernelAddress};
 use nodes::NodesOfMemory;
 use pageleap::NodeId;
 pub use tables::{LEVELS, TablesOfProcess};
-use tasks::Task;
+pub use tasks::Task;
 
 /// The inode of the first pid namespace (`PROC_PID_INIT_INO`), by whose numbers the kernel's list
 /// has processes.
@@ -37,6 +38,9 @@ const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// The first entry of the kernel's list of processes.
 const FIRST_PROCESS: &str = "init_task";
+
+/// The most processes that the kernel may have (`PID_MAX_LIMIT`).
+const MOST_PROCESSES: usize = 1 << 22;
 
 /// How often the walk of a process begins again because the process has started another program.
 const ATTEMPTS: usize = 3;
@@ -54,7 +58,8 @@ const MEMBERS: [(&str, &str); 4] = [
 pub struct Reason(String);
 
 impl Reason {
-    fn new(reason: String) -> Reason {
+    /// A reason, as a note shows it.
+    pub fn new(reason: String) -> Reason {
         Reason(reason)
     }
 }
@@ -82,30 +87,16 @@ struct Layout {
     pgd: u64,
 }
 
-/// The memory of the kernel, with all that a walk needs to know.
-pub struct KernelMemory {
-    core: Core,
+/// What a walk needs to know of a kernel, and what does not change while it runs.
+pub struct Symbols {
     layout: Layout,
+    /// The first entry of the list of processes.
     first: KernelAddress,
-    nodes: NodesOfMemory,
 }
 
-impl KernelMemory {
-    /// Opens the memory of the running kernel, which lies on these nodes.
-    ///
-    /// Takes some 100 ms, most of them for the kernel's symbols.
-    ///
-    /// # Errors
-    /// The reason why it cannot be read, with a remedy if there is one.
-    pub fn open(nodes: &[NodeId]) -> Result<KernelMemory, Reason> {
-        if !cfg!(target_arch = "x86_64") {
-            return Err(Reason::new(
-                "this version of pageleap reads the page tables of x86-64 only".to_owned(),
-            ));
-        }
-        let lockdown = Path::new("/sys/kernel/security/lockdown");
-        let core = Core::open(Path::new("/proc/kcore"), lockdown)?;
-        is_in_first_namespace()?;
+impl Symbols {
+    /// Reads them. Takes some 100 ms, most of them for `/proc/kallsyms`.
+    fn read() -> Result<Symbols, Reason> {
         let types = "/sys/kernel/btf/vmlinux";
         let types = fs::read(types).map_err(|error| {
             Reason::new(format!(
@@ -116,49 +107,96 @@ impl KernelMemory {
         let layout = Layout::read(&Types::parse(&types)?)?;
         let symbols = File::open("/proc/kallsyms")
             .map_err(|error| Reason::new(format!("/proc/kallsyms cannot be opened: {error}")))?;
-        let first = address_of(FIRST_PROCESS, BufReader::new(symbols))?;
-        let nodes = NodesOfMemory::read(Path::new("/sys/devices/system"), nodes)?;
-        Ok(KernelMemory { core, layout, first, nodes })
+        Ok(Symbols { layout, first: address_of(FIRST_PROCESS, BufReader::new(symbols))? })
     }
+}
 
-    /// Counts the page tables of processes, by their numbers in the first pid namespace.
+/// The memory of the kernel.
+pub struct KernelMemory<'a> {
+    core: Core,
+    nodes: NodesOfMemory,
+    symbols: &'a Symbols,
+    /// The most processes in the list.
+    most_processes: usize,
+}
+
+impl<'a> KernelMemory<'a> {
+    /// Opens the memory of the running kernel, which lies on these nodes. `symbols` are read once.
     ///
     /// # Errors
-    /// The reason why the processes cannot be found; for each process, why its page tables are not
-    /// known.
-    pub fn page_tables(
-        &self,
-        pids: &[u32],
-    ) -> Result<Vec<Result<TablesOfProcess, Reason>>, Reason> {
-        // An open folder of /proc stays that of its process. If the folder is alive after the walk,
-        // its number belonged to that process all the time.
-        let folders: Vec<_> = pids.iter().map(|pid| File::open(format!("/proc/{pid}"))).collect();
-        let tasks = self.find(pids)?;
-        let of = |(pid, folder): (&u32, _)| {
-            let counted = self.of_process(*pid, tasks.get(pid).copied())?;
-            if is_alive(folder) { Ok(counted) } else { Err(has_ended()) }
-        };
-        Ok(pids.iter().zip(&folders).map(of).collect())
+    /// The reason why it cannot be read, with a remedy if there is one.
+    pub fn open(
+        nodes: &[NodeId],
+        symbols: &'a OnceCell<Symbols>,
+    ) -> Result<KernelMemory<'a>, Reason> {
+        if !cfg!(target_arch = "x86_64") {
+            return Err(Reason::new(
+                "this version of pageleap reads the page tables of x86-64 only".to_owned(),
+            ));
+        }
+        let lockdown = Path::new("/sys/kernel/security/lockdown");
+        let core = Core::open(Path::new("/proc/kcore"), lockdown)?;
+        is_in_first_namespace()?;
+        let guest = fs::read_to_string("/sys/hypervisor/guest_type").unwrap_or_default();
+        if guest.trim() == "PV" {
+            return Err(Reason::new(
+                "in a paravirtualized guest of Xen, page tables have addresses of the host"
+                    .to_owned(),
+            ));
+        }
+        if symbols.get().is_none() {
+            // Nobody else sets them.
+            let _ = symbols.set(Symbols::read()?);
+        }
+        let symbols = symbols.get().expect("they were just set");
+        let nodes = NodesOfMemory::read(Path::new("/sys/devices/system"), nodes)?;
+        Ok(KernelMemory { core, nodes, symbols, most_processes: most_processes() })
     }
 
-    fn find(&self, pids: &[u32]) -> Result<BTreeMap<u32, Task>, Reason> {
-        tasks::find(&self.core, &self.layout, self.first, pids)
+    /// Finds processes by their numbers.
+    ///
+    /// # Errors
+    /// The reason why that is not possible.
+    pub fn find(&self, pids: &[u32]) -> Result<BTreeMap<u32, Task>, Reason> {
+        let Symbols { layout, first } = self.symbols;
+        tasks::find(&self.core, layout, *first, pids, self.most_processes)
     }
 
-    fn of_process(&self, pid: u32, mut task: Option<Task>) -> Result<TablesOfProcess, Reason> {
-        for _ in 0..ATTEMPTS {
-            let found = task.ok_or_else(has_ended)?;
+    /// Counts the page tables of a process, which [`find`](KernelMemory::find) has found or not.
+    ///
+    /// # Errors
+    /// The reason why they are not known.
+    pub fn page_tables(&self, pid: u32, task: Option<&Task>) -> Result<TablesOfProcess, Reason> {
+        let mut task = task.copied();
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                task = self.find(&[pid])?.remove(&pid);
+            }
+            let Some(found) = task else { continue };
             let root = found.root.ok_or_else(|| {
                 Reason::new("it has no memory of its own, or its main thread has ended".to_owned())
             })?;
             let counted = tables::count(&self.core, &self.nodes, root);
-            if tasks::is_unchanged(&self.core, &self.layout, pid, &found) {
+            if tasks::is_unchanged(&self.core, &self.symbols.layout, pid, &found) {
                 return counted;
             }
-            task = self.find(&[pid])?.remove(&pid);
         }
-        Err(Reason::new("it starts one program after the other".to_owned()))
+        Err(Reason::new(
+            match task {
+                None => "it is not in the kernel's list of processes: it is a thread, or has ended",
+                Some(_) => "it has other memory after each look",
+            }
+            .to_owned(),
+        ))
     }
+}
+
+/// More processes than there are: twice the threads that `/proc/loadavg` has in its fourth word.
+fn most_processes() -> usize {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let threads =
+        load.split_whitespace().nth(3).and_then(|word| word.split_once('/')?.1.parse().ok());
+    threads.map_or(MOST_PROCESSES, |threads: usize| 2 * threads.min(MOST_PROCESSES) + 1024)
 }
 
 impl Layout {
@@ -169,14 +207,34 @@ impl Layout {
     }
 }
 
-fn has_ended() -> Reason {
-    Reason::new("it has ended meanwhile".to_owned())
-}
+/// An open folder of `/proc`. It stays that of its process: if the folder is alive later, its number
+/// belonged to that process all the time.
+pub struct Folder(std::io::Result<File>);
 
-/// Whether the process of an open folder of `/proc` has not ended.
-fn is_alive(folder: &std::io::Result<File>) -> bool {
-    let stat = |folder: &File| fs::read(format!("/proc/self/fd/{}/stat", folder.as_raw_fd()));
-    folder.as_ref().is_ok_and(|folder| stat(folder).is_ok())
+impl Folder {
+    /// Opens the folder of a process.
+    pub fn open(pid: u32) -> Folder {
+        Folder(File::open(format!("/proc/{pid}")))
+    }
+
+    /// Whether the process has not ended.
+    ///
+    /// # Errors
+    /// It has ended, or the folder could not be opened.
+    pub fn is_alive(&self) -> Result<(), Reason> {
+        let reason = |error: &std::io::Error| {
+            Reason::new(match error.kind() {
+                ErrorKind::NotFound => "it has ended meanwhile".to_owned(),
+                _ if error.raw_os_error() == Some(libc::ESRCH) => {
+                    "it has ended meanwhile".to_owned()
+                }
+                _ => format!("its folder in /proc cannot be read: {error}"),
+            })
+        };
+        let folder = self.0.as_ref().map_err(&reason)?;
+        let stat = fs::read(format!("/proc/self/fd/{}/stat", folder.as_raw_fd()));
+        stat.map(|_| ()).map_err(|error| reason(&error))
+    }
 }
 
 /// Refuses other pid namespaces than the first one.

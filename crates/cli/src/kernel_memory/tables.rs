@@ -7,13 +7,12 @@
 //! they lie.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use pageleap::{BASE_PAGE, NodeId};
 
+use super::Reason;
 use super::core::{Core, KernelAddress};
 use super::nodes::NodesOfMemory;
-use super::{Reason, has_ended};
 
 /// The levels by the kernel's names, from the lowest.
 pub const LEVELS: [&str; 5] = ["PTE", "PMD", "PUD", "P4D", "PGD"];
@@ -27,15 +26,9 @@ const PGD: usize = 4;
 /// The entries of the highest page table that map user space: its lower half.
 const USER_ENTRIES: usize = 256;
 
-/// The most pages of page table that one walk reads: as many as PMDs need for all 128 TB of user
-/// space with four levels.
-const MOST_PAGES: usize = 1 << 17;
-
-/// After so many pages the walk pauses as long as they took, so that it takes at most half of a CPU.
-const PAGES_AT_ONCE: usize = 64;
-
-/// The longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+/// The most reads of pages of page table in one walk: as many as all 128 TB of user space need with
+/// four levels, 2^17 pages of PMDs, and 256 of PUDs and one above them, which are read twice.
+const MOST_READS: usize = (1 << 17) + 2 * (256 + 1);
 
 /// Bits of an entry (`arch/x86/include/asm/pgtable_types.h`): it is present, and it maps memory
 /// itself instead of a page of page table.
@@ -76,10 +69,7 @@ type Part = (usize, u64, ByNode);
 struct Walk<'a> {
     core: &'a Core,
     nodes: &'a NodesOfMemory,
-    pages_left: usize,
-    /// When the last pause ended, and the pages read since.
-    since: Instant,
-    pages_since: usize,
+    reads_left: usize,
     found: TablesOfProcess,
 }
 
@@ -89,16 +79,25 @@ pub(super) fn count(
     nodes: &NodesOfMemory,
     root: KernelAddress,
 ) -> Result<TablesOfProcess, Reason> {
-    let physical = core.physical(root).ok_or_else(has_ended)?;
+    count_with(core, nodes, root, MOST_READS)
+}
+
+/// The same with at most so many reads, but for the second reads of pages above PMDs.
+pub(super) fn count_with(
+    core: &Core,
+    nodes: &NodesOfMemory,
+    root: KernelAddress,
+    reads: usize,
+) -> Result<TablesOfProcess, Reason> {
+    let gone = || Reason::new("its highest page table is not in memory any more".to_owned());
+    let physical = core.physical(root).ok_or_else(gone)?;
     let mut walk = Walk {
         core,
         nodes,
-        pages_left: MOST_PAGES,
-        since: Instant::now(),
-        pages_since: 0,
+        reads_left: reads,
         found: TablesOfProcess { has_five_levels: core.has_five_levels, ..Default::default() },
     };
-    let mut by_node = walk.below(physical, PGD).ok_or_else(has_ended)?;
+    let mut by_node = walk.below(physical, PGD).ok_or_else(gone)?;
     by_node.entry(nodes.of(physical)).or_default()[PGD] += 1;
     walk.found.by_node = by_node;
     Ok(walk.found)
@@ -126,7 +125,7 @@ impl Walk<'_> {
         let mut parts: Vec<Part> = Vec::new();
         for (index, table) in pages.into_iter().enumerate() {
             let Some(table) = table else { continue };
-            if self.pages_left == 0 {
+            if self.reads_left == 0 {
                 self.found.is_cut_off = true;
                 break;
             }
@@ -144,7 +143,7 @@ impl Walk<'_> {
     /// Reads a page of page table: the physical address of the next lower page for each entry that
     /// has one.
     fn entries(&mut self, page: u64, level: usize) -> Option<Vec<Option<u64>>> {
-        self.pace();
+        self.reads_left = self.reads_left.saturating_sub(1);
         let mut bytes = [0; BASE_PAGE];
         self.core.read(self.core.page(page)?, &mut bytes)?;
         let entries = bytes.chunks_exact(8).map(|entry| {
@@ -154,17 +153,6 @@ impl Walk<'_> {
         });
         let most = if level == PGD { USER_ENTRIES } else { usize::MAX };
         Some(entries.take(most).collect())
-    }
-
-    /// Counts a page that is to be read, and pauses from time to time.
-    fn pace(&mut self) {
-        self.pages_left = self.pages_left.saturating_sub(1);
-        self.pages_since += 1;
-        if self.pages_since < PAGES_AT_ONCE {
-            return;
-        }
-        std::thread::sleep(self.since.elapsed().min(LONGEST_PAUSE));
-        (self.since, self.pages_since) = (Instant::now(), 0);
     }
 }
 

@@ -5,15 +5,12 @@ use std::collections::BTreeMap;
 use super::core::{Core, KernelAddress};
 use super::{Layout, Reason};
 
-/// The most processes that a walk along the list meets (`PID_MAX_LIMIT`).
-const MOST_PROCESSES: usize = 1 << 22;
-
 /// How often the walk begins again after a process whose memory was freed meanwhile.
 const ATTEMPTS: usize = 5;
 
 /// What the kernel keeps of a process.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Task {
+pub struct Task {
     task: KernelAddress,
     /// Its memory (`struct mm_struct`). `None` if it has none, or its main thread has ended.
     memory: Option<KernelAddress>,
@@ -21,8 +18,8 @@ pub(super) struct Task {
     pub(super) root: Option<KernelAddress>,
 }
 
-/// Finds processes by their numbers in the first pid namespace. Those that are not there are left
-/// out.
+/// Finds processes by their numbers in the first pid namespace, among at most `most` processes.
+/// Those that are not there are left out.
 ///
 /// The list changes while it is read: a process that has ended may lead astray. Then the walk
 /// begins again. A process that is found is compared with what the kernel has at the end of the
@@ -32,11 +29,12 @@ pub(super) fn find(
     layout: &Layout,
     first: KernelAddress,
     pids: &[u32],
+    most: usize,
 ) -> Result<BTreeMap<u32, Task>, Reason> {
     for _ in 0..ATTEMPTS {
         let mut found = BTreeMap::new();
         let mut at = first;
-        for _ in 0..MOST_PROCESSES {
+        for _ in 0..most {
             let Some(next) = core.number(at.plus(layout.tasks)) else { break };
             at = KernelAddress(next.wrapping_sub(layout.tasks));
             if at == first {

@@ -56,7 +56,8 @@ impl Model {
             header
         };
         head.extend(segment(4, 0x1000, 0, 0, notes.len() as u64));
-        head.extend(segment(1, IMAGE_AT, IMAGE, u64::MAX, IMAGE_BYTES));
+        // The image lies in memory that has other contents at its usual address: page 20.
+        head.extend(segment(1, IMAGE_AT, IMAGE, 20 << 12, IMAGE_BYTES));
         head.extend(segment(1, MEMORY_AT, ALL_MEMORY, 0, MEMORY_BYTES));
         model.file.set_len(IMAGE_AT + IMAGE_BYTES).unwrap();
         model.file.write_all_at(&head, 0).unwrap();
@@ -103,13 +104,21 @@ impl Model {
         self.put((memory << 12) + LAYOUT.pgd, ALL_MEMORY + (table << 12));
     }
 
-    fn open(&self) -> KernelMemory {
-        let core =
-            Core::open(&self.path(), Path::new("/none")).unwrap_or_else(|why| panic!("{why}"));
-        // 32 pages on each node.
-        let nodes = NodesOfMemory::of_blocks(32 << 12, &[(0, 0), (1, 1)]);
-        KernelMemory { core, layout: LAYOUT, first: KernelAddress(IMAGE), nodes }
+    /// Looks for processes and walks through their page tables.
+    fn walk(&self, pids: &[u32], nodes: NodesOfMemory) -> Result<Vec<Walked>, Reason> {
+        let core = Core::open(&self.path(), Path::new("/none"))?;
+        let symbols = Symbols { layout: LAYOUT, first: KernelAddress(IMAGE) };
+        let kernel = KernelMemory { core, nodes, symbols: &symbols, most_processes: 100 };
+        let tasks = kernel.find(pids)?;
+        Ok(pids.iter().map(|pid| kernel.page_tables(*pid, tasks.get(pid))).collect())
     }
+}
+
+type Walked = Result<TablesOfProcess, Reason>;
+
+/// 32 pages on each node.
+fn two_nodes() -> NodesOfMemory {
+    NodesOfMemory::of_blocks(32 << 12, &[(0, 0), (1, 1)])
 }
 
 fn note(name: &str, text: &[u8]) -> Vec<u8> {
@@ -122,20 +131,19 @@ fn note(name: &str, text: &[u8]) -> Vec<u8> {
     note
 }
 
-fn own_pid() -> u64 {
-    u64::from(std::process::id())
-}
+/// The process of most tests.
+const PID: u32 = 4711;
 
-/// The pages of a walk through the page tables of this process, by node.
+/// The pages of a walk through its page tables, by node.
 fn walked(model: &Model) -> TablesOfProcess {
-    let mut all = model.open().page_tables(&[std::process::id()]).unwrap();
-    all.remove(0).unwrap_or_else(|reason| panic!("{reason}"))
+    let all = model.walk(&[PID], two_nodes());
+    all.and_then(|mut all| all.remove(0)).unwrap_or_else(|reason| panic!("{reason}"))
 }
 
 /// A process with page tables below a PUD in page 10: two PMDs with three pages of PTEs. Pages of 32
 /// and more lie on node 1.
 fn some_tables(model: &Model) {
-    model.list(&[(7, 1, None), (own_pid(), 2, Some(3)), (9, 4, Some(5))]);
+    model.list(&[(7, 1, None), (PID.into(), 2, Some(3)), (9, 4, Some(5))]);
     for (index, pmd) in [(0, 11), (511, 40)] {
         model.table(10, index, pmd);
     }
@@ -192,7 +200,7 @@ fn entries_that_point_nowhere_are_left_out() {
 
 #[test]
 fn pages_that_were_freed_meanwhile_are_left_out() {
-    let nodes = NodesOfMemory::of_blocks(32 << 12, &[(0, 0), (1, 1)]);
+    let nodes = two_nodes();
     let part = |pages| ByNode::from([(Some(NodeId(0)), [pages, 0, 0, 0, 0])]);
     let parts =
         || vec![(0, 11 << 12, part(1)), (3, 12 << 12, part(20)), (511, 40 << 12, part(300))];
@@ -213,9 +221,8 @@ fn memory_of_an_unknown_node_is_counted_as_such() {
     some_tables(&model);
     model.root(3, 20);
     model.table(20, 0, 10);
-    let mut kernel = model.open();
-    kernel.nodes = NodesOfMemory::of_blocks(32 << 12, &[(0, 0), (2, 0), (1, 1)]);
-    let found = kernel.page_tables(&[std::process::id()]).unwrap().remove(0).unwrap();
+    let nodes = NodesOfMemory::of_blocks(32 << 12, &[(0, 0), (2, 0), (1, 1)]);
+    let found = model.walk(&[PID], nodes).unwrap().remove(0).unwrap();
     assert_eq!(found.by_node.get(&None), Some(&[1, 1, 1, 0, 1]));
 }
 
@@ -224,34 +231,68 @@ fn processes_are_told_apart() {
     let model = Model::new(false);
     some_tables(&model);
     model.root(3, 20);
-    // It has no folder in /proc, another has no memory, a third is not in the list.
-    let pids = [u32::MAX >> 1, std::process::id(), 1];
-    model.list(&[(pids[0].into(), 1, Some(3)), (own_pid(), 2, None)]);
-    let all = model.open().page_tables(&pids).unwrap();
-    let reasons: Vec<String> = all.into_iter().map(|one| one.unwrap_err().to_string()).collect();
-    let parts = ["has ended", "no memory of its own", "has ended"];
-    assert!(reasons.iter().zip(parts).all(|(reason, part)| reason.contains(part)), "{reasons:?}");
+    model.table(20, 0, 10);
+    // The second one has no memory, and the third one is not in the list.
+    model.list(&[(PID.into(), 1, Some(3)), (5, 2, None)]);
+    let all = model.walk(&[PID, 5, 6], two_nodes()).unwrap();
+    let told: Vec<String> = all
+        .into_iter()
+        .map(|one| one.map_or_else(|why| why.to_string(), |found| format!("{found:?}")))
+        .collect();
+    let parts = ["[1, 1, 1, 0, 1]", "no memory of its own", "not in the kernel's list"];
+    assert!(told.iter().zip(parts).all(|(told, part)| told.contains(part)), "{told:?}");
 }
 
 #[test]
-fn a_list_that_leads_astray_ends() {
+fn a_process_that_runs_another_program_meanwhile_is_seen() {
     let model = Model::new(false);
     some_tables(&model);
-    // The list ends in memory that has been freed.
-    model.put((4 << 12) + LAYOUT.tasks, 0);
-    let reason = model.open().page_tables(&[1]).unwrap_err().to_string();
-    assert!(reason.contains("processes end faster"), "{reason}");
+    model.root(3, 20);
+    let core = Core::open(&model.path(), Path::new("/none")).ok().unwrap();
+    let task =
+        |pid: u32| tasks::find(&core, &LAYOUT, KernelAddress(IMAGE), &[pid], 100).ok().unwrap();
+    let task = task(PID)[&PID];
+    let is_unchanged = || tasks::is_unchanged(&core, &LAYOUT, PID, &task);
+    assert!(is_unchanged());
+    model.root(3, 21);
+    assert!(!is_unchanged());
+    model.root(3, 20);
+    // Another process has its place.
+    model.put((2 << 12) + LAYOUT.tgid, 8);
+    assert!(!is_unchanged());
+}
+
+#[test]
+fn lists_that_lead_astray_end() {
+    let model = Model::new(false);
+    some_tables(&model);
+    // Memory that has been freed, memory that is not there, a circle without the first process.
+    let ends = [0, ALL_MEMORY + (1 << 40), ALL_MEMORY + (1 << 12) + LAYOUT.tasks];
+    for end in ends {
+        model.put((4 << 12) + LAYOUT.tasks, end);
+        let reason = model.walk(&[1], two_nodes()).unwrap_err().to_string();
+        assert!(reason.contains("processes end faster"), "{reason}");
+    }
+}
+
+#[test]
+fn a_walk_ends_after_so_many_reads() {
+    let model = Model::new(false);
+    some_tables(&model);
+    model.root(3, 20);
+    model.table(20, 0, 10);
+    let core = Core::open(&model.path(), Path::new("/none")).ok().unwrap();
+    let root = KernelAddress(ALL_MEMORY + (20 << 12));
+    let count = |reads| tables::count_with(&core, &two_nodes(), root, reads).ok().unwrap();
+    assert_eq!(count(100), walked(&model));
+    // The highest one, that of PUDs, and the first one of PMDs with its two of PTEs.
+    let found = count(3);
+    assert!(found.is_cut_off && found.counted_bytes() == 4 << 12, "{found:?}");
 }
 
 #[test]
 fn other_files_are_refused() {
-    let reason = |path: &Path, lockdown: &str| {
-        let folder = tempfile::tempdir().unwrap();
-        let state = folder.path().join("lockdown");
-        fs::write(&state, lockdown).unwrap();
-        Core::open(path, &state).err().unwrap().to_string()
-    };
-    let reason = |path: &Path| reason(path, "none [integrity] confidentiality");
+    let reason = |path: &Path| Core::open(path, Path::new("/none")).err().unwrap().to_string();
     assert!(reason(Path::new("/no such file")).contains("CONFIG_PROC_KCORE"));
     // As a container covers it.
     assert!(reason(Path::new("/dev/null")).contains("empty"));
@@ -260,6 +301,33 @@ fn other_files_are_refused() {
     assert!(reason(&model.path()).contains("no note VMCOREINFO"));
     model.file.write_all_at(b"!", 0).unwrap();
     assert!(reason(&model.path()).contains("no head"));
+}
+
+#[test]
+fn a_refusal_tells_lockdown_from_privilege() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("lockdown");
+    let refused = |state: &Path| {
+        let denied = ErrorKind::PermissionDenied.into();
+        core::refused(Path::new("/proc/kcore"), &denied, state).to_string()
+    };
+    assert!(refused(&state).contains("CAP_SYS_RAWIO"));
+    fs::write(&state, "none [integrity] confidentiality\n").unwrap();
+    assert!(refused(&state).contains("CAP_SYS_RAWIO"));
+    fs::write(&state, "none integrity [confidentiality]\n").unwrap();
+    assert!(refused(&state).starts_with("the kernel is in the lockdown mode"));
+}
+
+#[test]
+fn a_folder_tells_whether_its_process_lives() {
+    assert!(Folder::open(std::process::id()).is_alive().is_ok());
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let folder = Folder::open(child.id());
+    assert!(folder.is_alive().is_ok());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(folder.is_alive().unwrap_err().to_string().contains("ended"));
+    assert!(Folder::open(child.id()).is_alive().is_err());
 }
 
 #[test]

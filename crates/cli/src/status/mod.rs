@@ -13,13 +13,12 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use page_tables::{OfProcess, Tables};
-use pageleap::NodeId;
-use pageleap::process::{MappingMemory, ProcessMemory, ProcessPageTables};
-use pageleap::topology::{self, NodePageTables, SysFiles};
+use pageleap::process::{MappingMemory, ProcessMemory};
+use pageleap::topology::{self, SysFiles};
 use pageleap_measure::export::Format;
 
 use crate::export::Exports;
-use crate::kernel_memory::{KernelMemory, Reason};
+use crate::kernel_memory::Symbols;
 use crate::selection::Selection;
 use crate::stop::Stop;
 use crate::{output, progress};
@@ -45,7 +44,7 @@ const MOST_MAPPINGS: usize = 20;
 /// With --page-tables: the bytes of page tables, of each process and of all processes on each node.
 /// Processes of other users are shown too. Root sees the page tables of a process by node and level
 /// as well, where the kernel offers its memory for reading (/proc/kcore, on x86-64): the command
-/// follows the page tables there, which stops nobody and takes half of a CPU at most. Elsewhere they
+/// follows the page tables there, which stops nobody and reads for at most half of the time. Elsewhere they
 /// are unknown, and a note says why.
 ///
 /// Examples: `pageleap status 1234`; `pageleap status redis-server --watch`; `pageleap status self
@@ -92,9 +91,6 @@ struct Shown {
     untold: Option<pageleap::Error>,
 }
 
-/// The memory of the kernel, once it has been opened, or why it cannot be read.
-type Kernel = OnceCell<Result<KernelMemory, Reason>>;
-
 /// The result of one look.
 enum View {
     /// Where the memory of processes lies.
@@ -107,18 +103,17 @@ impl View {
     /// Looks at processes. The second part has the errors of those that could not be read.
     fn of(
         args: &StatusArgs,
-        kernel: &Kernel,
+        symbols: &OnceCell<Symbols>,
         pids: &[u32],
     ) -> Result<(View, Vec<pageleap::Error>), Stop> {
         if !args.page_tables {
             let look = |pid| Shown::of(args, pid);
-            let (shown, failures) = each(pids, look);
+            let (shown, failures) = each(pids, pids.len() > 1, look);
             return Ok((View::Memory(shown), failures));
         }
         let nodes = topology::page_tables(&SysFiles::host())?;
         let spinner = spinner(args, "reading page tables");
-        let (counted, failures) = each(pids, ProcessPageTables::read);
-        let processes = walked(counted, kernel, &nodes);
+        let (processes, failures) = OfProcess::all(pids, &nodes, symbols);
         spinner.inspect(|spinner| spinner.finish_and_clear());
         Ok((View::PageTables(Tables { processes, nodes }), failures))
     }
@@ -155,10 +150,10 @@ impl View {
 /// Reads the processes, prints them and exports them.
 pub fn run(args: &StatusArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
-    let (kernel, mut looks) = (Kernel::new(), 0);
+    let (symbols, mut looks) = (OnceCell::new(), 0);
     loop {
         let pids = args.selection.pids().map_err(|stop| later(stop, looks))?;
-        let (view, failures) = View::of(args, &kernel, &pids)?;
+        let (view, failures) = View::of(args, &symbols, &pids)?;
         if view.is_empty() {
             let no_process = || Stop::Failed(anyhow!("no process is left"));
             let why = failures.into_iter().next().map_or_else(no_process, Stop::from);
@@ -220,25 +215,11 @@ fn spinner(args: &StatusArgs, title: &str) -> Option<indicatif::ProgressBar> {
     args.watch.is_none().then(|| progress::moving_spinner(title))
 }
 
-/// Finds the page tables of processes by node and level.
-fn walked(
-    counted: Vec<ProcessPageTables>,
-    kernel: &Kernel,
-    nodes: &[NodePageTables],
-) -> Vec<OfProcess> {
-    let pids: Vec<u32> = counted.iter().map(|process| process.pid).collect();
-    let nodes: Vec<NodeId> = nodes.iter().map(|node| node.node).collect();
-    let kernel = kernel.get_or_init(|| KernelMemory::open(&nodes));
-    let walked = kernel.as_ref().map_err(Reason::clone);
-    let walked = walked.and_then(|memory| memory.page_tables(&pids));
-    let walked = walked.unwrap_or_else(|reason| vec![Err(reason); pids.len()]);
-    let both = counted.into_iter().zip(walked);
-    both.map(|(counted, walked)| OfProcess { counted, walked }).collect()
-}
-
-/// Looks at each process. The second part has the errors of those that could not be read.
+/// Looks at each process, of which one may end meanwhile if `may_end`. The second part has the errors
+/// of those that could not be read.
 fn each<T>(
     pids: &[u32],
+    may_end: bool,
     look: impl Fn(u32) -> Result<T, pageleap::Error>,
 ) -> (Vec<T>, Vec<pageleap::Error>) {
     let (mut shown, mut failures) = (Vec::new(), Vec::new());
@@ -246,7 +227,7 @@ fn each<T>(
         match look(*pid) {
             Ok(one) => shown.push(one),
             // One of several processes may end at any time, which is no error.
-            Err(error) if error.is_usage() && pids.len() > 1 => {}
+            Err(error) if error.is_usage() && may_end => {}
             Err(error) => failures.push(error),
         }
     }

@@ -1,15 +1,20 @@
 //! `pageleap status --page-tables` as text and as JSON.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use anyhow::Context;
+use pageleap::NodeId;
 use pageleap::process::ProcessPageTables;
 use pageleap::topology::NodePageTables;
 use pageleap_measure::figures::human_bytes;
 use serde::Serialize;
 
-use crate::kernel_memory::{LEVELS, Reason, TablesOfProcess};
+use crate::kernel_memory::{Folder, KernelMemory, LEVELS, Reason, Symbols, TablesOfProcess};
 use crate::output;
+
+/// The most folders of `/proc` that are open together.
+const FOLDERS_AT_ONCE: usize = 256;
 
 /// The page tables of some processes, and of each node.
 pub(super) struct Tables {
@@ -23,6 +28,8 @@ pub(super) struct OfProcess {
     pub(super) counted: ProcessPageTables,
     /// As a walk has found them, or why they are unknown.
     pub(super) walked: Result<TablesOfProcess, Reason>,
+    /// Whether the kernel counted the same before and after the walk.
+    pub(super) is_steady: bool,
 }
 
 /// The object of `--json`. Sizes are in bytes.
@@ -46,10 +53,10 @@ struct JsonProcess<'a> {
     /// The levels of page tables: 4 or 5; null if `by_node` is.
     levels: Option<u32>,
     /// Pages that are counted in `page_table_bytes` and are in no page table: the kernel sets one
-    /// page aside for each transparent huge page. Null if `by_node` is.
+    /// page aside for each transparent huge page. Null unless `is_complete` is true.
     not_linked_bytes: Option<u64>,
-    /// Whether `by_node` has all of them: false if some changed while they were read, or if they
-    /// were too many. Null if `by_node` is.
+    /// Whether `by_node` has all of them: false if page tables changed while they were read, or if
+    /// they were too many. Null if `by_node` is.
     is_complete: Option<bool>,
 }
 
@@ -76,9 +83,58 @@ struct JsonNode {
 }
 
 impl OfProcess {
+    /// Looks at processes. The second part has the errors of those that could not be read.
+    pub(super) fn all(
+        pids: &[u32],
+        nodes: &[NodePageTables],
+        symbols: &OnceCell<Symbols>,
+    ) -> (Vec<OfProcess>, Vec<pageleap::Error>) {
+        let nodes: Vec<NodeId> = nodes.iter().map(|node| node.node).collect();
+        let kernel = KernelMemory::open(&nodes, symbols);
+        let (mut all, mut failures) = (Vec::new(), Vec::new());
+        for some in pids.chunks(FOLDERS_AT_ONCE) {
+            // Before the numbers are looked for in the memory of the kernel.
+            let folders: Vec<Folder> = some.iter().map(|pid| Folder::open(*pid)).collect();
+            let found = kernel.as_ref().map_err(Reason::clone);
+            let found = found.and_then(|kernel| Ok((kernel, kernel.find(some)?)));
+            let of = |pid: u32| {
+                let folder = some.iter().position(|one| *one == pid).map(|at| &folders[at]);
+                OfProcess::look(pid, |pid| {
+                    let (kernel, tasks) = found.as_ref().map_err(Reason::clone)?;
+                    let walked = kernel.page_tables(pid, tasks.get(&pid))?;
+                    folder.map_or(Ok(()), Folder::is_alive)?;
+                    Ok(walked)
+                })
+            };
+            let (some, failed) = super::each(some, pids.len() > 1, of);
+            all.extend(some);
+            failures.extend(failed);
+        }
+        (all, failures)
+    }
+
+    /// Looks at one process: what the kernel counts, and what `walk` finds, for a process that has
+    /// memory of its own. Without it, `walk` would find that of another one: threads of the kernel
+    /// borrow memory.
+    fn look(
+        pid: u32,
+        walk: impl Fn(u32) -> Result<TablesOfProcess, Reason>,
+    ) -> Result<OfProcess, pageleap::Error> {
+        let counted = ProcessPageTables::read(pid)?;
+        if counted.bytes.is_none() {
+            let walked = Err(Reason::new("it has no memory of its own".to_owned()));
+            return Ok(OfProcess { counted, walked, is_steady: true });
+        }
+        let walked = walk(pid);
+        // A process that has ended meanwhile was there when it was counted.
+        let is_steady =
+            ProcessPageTables::read(pid).is_ok_and(|after| after.bytes == counted.bytes);
+        Ok(OfProcess { counted, walked, is_steady })
+    }
+
     fn json(&self) -> JsonProcess<'_> {
         let walked = self.walked.as_ref().ok();
-        let levels = |(node, levels): (&Option<pageleap::NodeId>, &[u64; 5])| {
+        let levels = |(node, levels): (&Option<NodeId>, &[u64; 5])| {
             let [pte, pmd, pud, p4d, pgd] = *levels;
             JsonLevels { node: node.map(|node| node.0), pte, pmd, pud, p4d, pgd }
         };
@@ -89,9 +145,16 @@ impl OfProcess {
             by_node: walked.map(|walked| walked.by_node.iter().map(levels).collect()),
             by_node_unknown: self.walked.as_ref().err().map(Reason::to_string),
             levels: walked.map(|walked| if walked.has_five_levels { 5 } else { 4 }),
-            not_linked_bytes: walked.map(|walked| self.not_linked(walked)),
-            is_complete: walked.map(|walked| walked.changed == 0 && !walked.is_cut_off),
+            not_linked_bytes: walked
+                .filter(|walked| self.is_complete(walked))
+                .map(|walked| self.not_linked(walked)),
+            is_complete: walked.map(|walked| self.is_complete(walked)),
         }
+    }
+
+    fn is_complete(&self, walked: &TablesOfProcess) -> bool {
+        let is_less = walked.counted_bytes() <= self.counted.bytes.unwrap_or(0);
+        self.is_steady && is_less && walked.changed == 0 && !walked.is_cut_off
     }
 
     /// The bytes that the kernel counts and a walk does not find.
@@ -116,9 +179,8 @@ impl OfProcess {
     fn walked_text(&self, walked: &TablesOfProcess, columns: Option<usize>) -> String {
         let mut out =
             format!("\nPage tables of {} by node and level, in pages of 4 KB\n", self.title());
-        let name = |node: &Option<pageleap::NodeId>| {
-            node.map_or("node unknown".to_owned(), |node| node.to_string())
-        };
+        let name =
+            |node: &Option<NodeId>| node.map_or("node unknown".to_owned(), |node| node.to_string());
         let heads = walked.by_node.keys().map(name);
         let mut rows = vec![["level".to_owned()].into_iter().chain(heads).collect::<Vec<_>>()];
         for (level, level_name) in LEVELS.iter().enumerate() {
@@ -131,9 +193,9 @@ impl OfProcess {
         out += &aligned(&rows);
         let mut note = |text: &str| out += &output::hanging("note: ", text, columns);
         let not_linked = self.not_linked(walked);
-        if not_linked > 0 && walked.changed == 0 && !walked.is_cut_off {
+        if not_linked > 0 && self.is_complete(walked) {
             note(&format!(
-                "{} more are in VmPTE and in no page table: the kernel sets a page aside for each \
+                "{} more are in VmPTE and in none of these: the kernel sets a page aside for each \
                  transparent huge page",
                 human(not_linked)
             ));
@@ -143,6 +205,8 @@ impl OfProcess {
                 "left out, because they changed while they were read: {} parts",
                 walked.changed
             ));
+        } else if !self.is_complete(walked) && !walked.is_cut_off {
+            note("the page tables changed while they were read: some may be missing or be gone");
         }
         if walked.is_cut_off {
             note("there are more than the command reads; these are the first ones by address");
@@ -231,8 +295,8 @@ fn human(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pageleap::process;
     use pageleap::topology::{SysFiles, page_tables};
-    use pageleap::{NodeId, process};
 
     use super::*;
 
@@ -241,8 +305,9 @@ mod tests {
         let counted = ProcessPageTables::read(process::own_pid().unwrap()).unwrap();
         let mut none = counted.clone();
         (none.name, none.bytes) = ("kthreadd".to_owned(), None);
-        let without = OfProcess { counted: none, walked: Err(Reason::from("no memory")) };
-        let processes = vec![OfProcess { counted, walked }, without];
+        let walk = Err(Reason::from("no memory"));
+        let without = OfProcess { counted: none, walked: walk, is_steady: true };
+        let processes = vec![OfProcess { counted, walked, is_steady: true }, without];
         Tables { processes, nodes: page_tables(&SysFiles::host()).unwrap() }
     }
 
@@ -305,7 +370,35 @@ mod tests {
         assert!(
             all.json()
                 .unwrap()
-                .contains(r#""levels":5,"not_linked_bytes":4096,"is_complete":false"#)
+                .contains(r#""levels":5,"not_linked_bytes":null,"is_complete":false"#)
         );
+    }
+
+    #[test]
+    fn a_process_without_memory_is_not_walked() {
+        let walked = TablesOfProcess::default();
+        let look = |pid| OfProcess::look(pid, |_| Ok(walked.clone())).unwrap();
+        assert!(look(process::own_pid().unwrap()).walked.is_ok());
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        while ProcessPageTables::read(ended.id()).unwrap().bytes.is_some() {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        assert!(look(ended.id()).walked.is_err());
+        ended.wait().unwrap();
+    }
+
+    #[test]
+    fn page_tables_that_change_are_told() {
+        let by_node = BTreeMap::from([(Some(NodeId(0)), [7, 2, 1, 0, 1])]);
+        let mut all = tables(Ok(TablesOfProcess { by_node, ..Default::default() }));
+        let is_told = |all: &Tables| all.text(None).contains("changed while they were read");
+        all.processes[0].counted.bytes = Some(10 << 12);
+        assert!(!is_told(&all));
+        // More are found than the kernel counts.
+        all.processes[0].counted.bytes = Some(9 << 12);
+        assert!(is_told(&all) && all.json().unwrap().contains(r#""is_complete":false"#));
+        all.processes[0].counted.bytes = Some(12 << 12);
+        all.processes[0].is_steady = false;
+        assert!(is_told(&all) && !all.text(None).contains("transparent"));
     }
 }
