@@ -25,8 +25,8 @@ const ROUNDS: usize = 4;
 /// The inode of the first pid namespace.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Whether the kernel shows its memory and its symbols to this process. If it does, the command has to
-/// find page tables there.
+/// Whether the kernel shows its memory and its symbols to this process. If it does, the command has
+/// to find page tables there.
 fn is_shown(test: &str) -> bool {
     let namespace = fs::read_link("/proc/self/ns/pid").unwrap();
     match File::open("/proc/kcore") {

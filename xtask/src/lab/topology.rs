@@ -264,8 +264,8 @@ impl Topology {
         options
     }
 
-    /// The kernel's boot options. Pages of 1 GB can only be reserved at boot, and levels of page tables
-    /// only be chosen then.
+    /// The kernel's boot options. Pages of 1 GB can only be reserved at boot, and levels of page
+    /// tables only be chosen then.
     pub fn kernel_options(&self) -> String {
         let with_pages = self.node.iter().filter(|node| node.huge_1g > 0);
         let counts: Vec<String> =

@@ -61,9 +61,9 @@ pub fn region_bytes(size: u64) -> u64 {
 }
 
 /// Chooses the CPUs of all threads. Without `threads`, the workload gets half of the local cores,
-/// and the interference the others. The remote node is the one that is named, or else the farthest one
-/// with CPUs, as in the paper's Table 3 (its *type-1*: from a nearer one, the gain of latency-aware
-/// policies is smaller). `None` if this process may use no CPU of the local node.
+/// and the interference the others. The remote node is the one that is named, or else the farthest
+/// one with CPUs, as in the paper's Table 3 (its *type-1*: from a nearer one, the gain of
+/// latency-aware policies is smaller). `None` if this process may use no CPU of the local node.
 pub fn cast(
     topology: &Topology,
     local: NodeId,

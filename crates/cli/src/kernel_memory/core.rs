@@ -16,11 +16,12 @@ use pageleap::BASE_PAGE;
 
 use super::Reason;
 
-/// Where the kernel's image begins (`__START_KERNEL_map`). Below it the kernel addresses all memory.
+/// Where the kernel's image begins (`__START_KERNEL_map`). Below it the kernel addresses all
+/// memory.
 const IMAGE: u64 = 0xFFFF_FFFF_8000_0000;
 
-/// After so many reads there is a pause as long as they took, so that reading takes at most half of a
-/// CPU.
+/// After so many reads there is a pause as long as they took, so that reading takes at most half of
+/// a CPU.
 const READS_AT_ONCE: u32 = 64;
 
 /// The longest pause.

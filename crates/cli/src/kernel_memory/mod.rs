@@ -207,8 +207,8 @@ impl Layout {
     }
 }
 
-/// An open folder of `/proc`. It stays that of its process: if the folder is alive later, its number
-/// belonged to that process all the time.
+/// An open folder of `/proc`. It stays that of its process: if the folder is alive later, its
+/// number belonged to that process all the time.
 pub struct Folder(std::io::Result<File>);
 
 impl Folder {

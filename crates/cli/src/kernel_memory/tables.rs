@@ -2,9 +2,9 @@
 //!
 //! The process goes on meanwhile, and the kernel frees and makes page tables. A page of page table
 //! is read and afterwards the entry that points to it is read again: if it still points there, the
-//! page was a page table while it was read. Otherwise the walk leaves out what it found below. Pages
-//! of PTEs, which are most of them, are not read at all: the entries that point to them tell where
-//! they lie.
+//! page was a page table while it was read. Otherwise the walk leaves out what it found below.
+//! Pages of PTEs, which are most of them, are not read at all: the entries that point to them tell
+//! where they lie.
 
 use std::collections::BTreeMap;
 

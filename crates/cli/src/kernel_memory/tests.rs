@@ -140,8 +140,8 @@ fn walked(model: &Model) -> TablesOfProcess {
     all.and_then(|mut all| all.remove(0)).unwrap_or_else(|reason| panic!("{reason}"))
 }
 
-/// A process with page tables below a PUD in page 10: two PMDs with three pages of PTEs. Pages of 32
-/// and more lie on node 1.
+/// A process with page tables below a PUD in page 10: two PMDs with three pages of PTEs. Pages of
+/// 32 and more lie on node 1.
 fn some_tables(model: &Model) {
     model.list(&[(7, 1, None), (PID.into(), 2, Some(3)), (9, 4, Some(5))]);
     for (index, pmd) in [(0, 11), (511, 40)] {

@@ -44,8 +44,8 @@ const MOST_MAPPINGS: usize = 20;
 /// With --page-tables: the bytes of page tables, of each process and of all processes on each node.
 /// Processes of other users are shown too. Root sees the page tables of a process by node and level
 /// as well, where the kernel offers its memory for reading (/proc/kcore, on x86-64): the command
-/// follows the page tables there, which stops nobody and reads for at most half of the time. Elsewhere they
-/// are unknown, and a note says why.
+/// follows the page tables there, which stops nobody and reads for at most half of the time.
+/// Elsewhere they are unknown, and a note says why.
 ///
 /// Examples: `pageleap status 1234`; `pageleap status redis-server --watch`; `pageleap status self
 /// --json`; `pageleap status --unit postgresql`; `pageleap status --page-tables 1234`.
@@ -215,8 +215,8 @@ fn spinner(args: &StatusArgs, title: &str) -> Option<indicatif::ProgressBar> {
     args.watch.is_none().then(|| progress::moving_spinner(title))
 }
 
-/// Looks at each process, of which one may end meanwhile if `may_end`. The second part has the errors
-/// of those that could not be read.
+/// Looks at each process, of which one may end meanwhile if `may_end`. The second part has the
+/// errors of those that could not be read.
 fn each<T>(
     pids: &[u32],
     may_end: bool,

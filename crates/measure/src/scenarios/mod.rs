@@ -31,8 +31,8 @@ use crate::workloads::{Control, Count, Done, Structure, Workload};
 
 /// How long operations are counted in one scenario with one policy.
 const WINDOW: Duration = Duration::from_millis(200);
-/// How long the threads work undisturbed before: caches, the TLB and clocks get over the change to a
-/// scenario, and over what the policy did.
+/// How long the threads work undisturbed before: caches, the TLB and clocks get over the change to
+/// a scenario, and over what the policy did.
 const SETTLING: Duration = Duration::from_millis(100);
 /// How often it is looked whether to stop, and whether all threads work.
 const LOOK: Duration = Duration::from_millis(1);

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Control, Done, Structure, choices, in_parallel, load, operate, store};
 
-/// The updates for each one that is timed. A reading of the clock waits for all updates before it, which
-/// overlap otherwise.
+/// The updates for each one that is timed. A reading of the clock waits for all updates before it,
+/// which overlap otherwise.
 const SAMPLED: u64 = 256;
 /// Words of a line of a cache.
 const LINE: usize = 8;
