@@ -85,5 +85,5 @@ pub use huge_pages::BorrowedPages;
 pub use keeper::Keeper;
 pub use ledger::{Borrowed, Entry, Ledger, Listed, UserEntry};
 pub use settled::{Outcome, Settled};
-pub use user::{Life, NoUser, User};
+pub use user::{Life, NoUser, User, is_in_first_pid_namespace};
 pub use values::Wish;

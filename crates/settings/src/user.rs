@@ -244,6 +244,12 @@ fn is_no_process(error: &io::Error) -> bool {
     is_gone && Path::new("/proc/self").exists()
 }
 
+/// Whether this process is in the first pid namespace, and `/proc` shows that one: its numbers are
+/// those that the kernel has for all processes then. Not so in a container.
+pub fn is_in_first_pid_namespace() -> bool {
+    own_namespace() == Ok(FIRST_NAMESPACE)
+}
+
 /// The pid namespace of this process, if `/proc` shows it.
 fn own_namespace() -> Result<u64, String> {
     let shown = fs::read_link("/proc/self").map_err(|error| format!("/proc/self: {error}"))?;

@@ -20,8 +20,8 @@ use super::Reason;
 /// memory.
 const IMAGE: u64 = 0xFFFF_FFFF_8000_0000;
 
-/// After so many reads there is a pause as long as they took, so that reading takes at most half of
-/// a CPU.
+/// Reads between two pauses. A pause lasts as long as the reads took, so that reading takes at most
+/// half of the time.
 const READS_AT_ONCE: u32 = 64;
 
 /// The longest pause.
@@ -33,7 +33,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct KernelAddress(pub(super) u64);
 
 impl KernelAddress {
-    /// The address so many bytes behind it.
+    /// The address that lies `bytes` behind it.
     pub(super) fn plus(self, bytes: u64) -> KernelAddress {
         KernelAddress(self.0.wrapping_add(bytes))
     }

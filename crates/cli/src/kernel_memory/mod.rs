@@ -22,19 +22,15 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use btf::Types;
 use core::{Core, KernelAddress};
 use nodes::NodesOfMemory;
 use pageleap::NodeId;
+use pageleap_settings::is_in_first_pid_namespace;
 pub use tables::{LEVELS, TablesOfProcess};
 pub use tasks::Task;
-
-/// The inode of the first pid namespace (`PROC_PID_INIT_INO`), by whose numbers the kernel's list
-/// has processes.
-const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// The first entry of the kernel's list of processes.
 const FIRST_PROCESS: &str = "init_task";
@@ -87,7 +83,7 @@ struct Layout {
     pgd: u64,
 }
 
-/// What a walk needs to know of a kernel, and what does not change while it runs.
+/// The layout of a kernel and the symbol that a walk needs. Neither changes while the kernel runs.
 pub struct Symbols {
     layout: Layout,
     /// The first entry of the list of processes.
@@ -136,7 +132,13 @@ impl<'a> KernelMemory<'a> {
         }
         let lockdown = Path::new("/sys/kernel/security/lockdown");
         let core = Core::open(Path::new("/proc/kcore"), lockdown)?;
-        is_in_first_namespace()?;
+        if !is_in_first_pid_namespace() {
+            return Err(Reason::new(
+                "this is another pid namespace than the first one (a container): the kernel's list \
+                 of processes has other numbers"
+                    .to_owned(),
+            ));
+        }
         let guest = fs::read_to_string("/sys/hypervisor/guest_type").unwrap_or_default();
         if guest.trim() == "PV" {
             return Err(Reason::new(
@@ -234,21 +236,6 @@ impl Folder {
         let folder = self.0.as_ref().map_err(&reason)?;
         let stat = fs::read(format!("/proc/self/fd/{}/stat", folder.as_raw_fd()));
         stat.map(|_| ()).map_err(|error| reason(&error))
-    }
-}
-
-/// Refuses other pid namespaces than the first one.
-fn is_in_first_namespace() -> Result<(), Reason> {
-    let namespace = fs::metadata("/proc/self/ns/pid").map(|found| found.ino());
-    let shown = fs::read_link("/proc/self").ok();
-    let is_own = shown.is_some_and(|own| own.to_str() == Some(&std::process::id().to_string()));
-    match namespace {
-        Ok(FIRST_NAMESPACE) if is_own => Ok(()),
-        _ => Err(Reason::new(
-            "this is another pid namespace than the first one (a container): the kernel's list of \
-             processes has other numbers"
-                .to_owned(),
-        )),
     }
 }
 

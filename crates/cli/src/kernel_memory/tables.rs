@@ -42,7 +42,7 @@ const ADDRESS: u64 = 0x000F_FFFF_FFFF_F000;
 /// `None` stands for memory whose node the kernel does not tell.
 pub type ByNode = BTreeMap<Option<NodeId>, [u64; 5]>;
 
-/// What a walk has found.
+/// The page tables that a walk has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TablesOfProcess {
     /// The pages.
@@ -82,7 +82,7 @@ pub(super) fn count(
     count_with(core, nodes, root, MOST_READS)
 }
 
-/// The same with at most so many reads, but for the second reads of pages above PMDs.
+/// The same with another limit of reads. Second reads of pages above PMDs go beyond it.
 pub(super) fn count_with(
     core: &Core,
     nodes: &NodesOfMemory,

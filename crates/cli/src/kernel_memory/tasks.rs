@@ -8,7 +8,7 @@ use super::{Layout, Reason};
 /// How often the walk begins again after a process whose memory was freed meanwhile.
 const ATTEMPTS: usize = 5;
 
-/// What the kernel keeps of a process.
+/// A process, as the kernel keeps it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Task {
     task: KernelAddress,

@@ -210,7 +210,7 @@ impl Shown {
     }
 }
 
-/// What the command does, unless it shows the result again and again.
+/// A spinner with the current step. None with `--watch`, which shows results again and again.
 fn spinner(args: &StatusArgs, title: &str) -> Option<indicatif::ProgressBar> {
     args.watch.is_none().then(|| progress::moving_spinner(title))
 }
