@@ -11,8 +11,8 @@ use super::summaries::{middle, ns, ratio, span};
 /// The most views that the command makes.
 pub const MOST: u8 = 16;
 
-/// The nodes of `views` views: each node with CPUs and memory once, and then again. Empty without such a
-/// node.
+/// The nodes of `views` views: each node with CPUs and memory once, and then again. Empty without
+/// such a node.
 pub fn nodes(topology: &Topology, views: u8) -> Vec<NodeId> {
     let fits = |id| topology.is_allowed(id);
     let with_cpus: Vec<NodeId> = topology
