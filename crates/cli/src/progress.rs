@@ -38,7 +38,7 @@ pub fn transferred(done: u64, total: u64, took: Duration) -> String {
 }
 
 /// A time in whole seconds, rounded up.
-fn clock(time: Duration) -> String {
+pub fn clock(time: Duration) -> String {
     match time.as_secs_f64().ceil() as u64 {
         seconds @ 0..60 => format!("{seconds} s"),
         seconds @ 60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),

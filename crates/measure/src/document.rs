@@ -5,6 +5,8 @@
 //! people only, a fact without a label for programs only; likewise columns without a key or a head,
 //! and sections without a title.
 
+use std::borrow::Cow;
+
 /// A value with its unit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
@@ -145,7 +147,7 @@ pub fn column<R>(
 #[derive(Clone, Debug)]
 pub struct Head {
     /// See [`Column::key`].
-    pub key: &'static str,
+    pub key: Cow<'static, str>,
     /// See [`Column::head`].
     pub head: &'static str,
     /// See [`Column::meaning`].
@@ -167,7 +169,7 @@ impl Table {
     /// A table of these rows. `group` names the group of a row; an empty name is no group.
     pub fn of<R>(columns: &[Column<R>], rows: &[R], group: fn(&R) -> String) -> Table {
         let head = |column: &Column<R>| Head {
-            key: column.key,
+            key: column.key.into(),
             head: column.head,
             meaning: column.meaning,
         };

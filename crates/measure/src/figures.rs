@@ -32,6 +32,11 @@ pub fn human_bytes(bytes: f64) -> String {
     format!("{digits} {}", UNITS[unit])
 }
 
+/// A number of things: `1 run`, `2 runs`.
+pub fn plural(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// A number with three significant digits, but at most two decimals: 0.12, 1.23, 12.3, 123, 1234.
 pub fn three_digits(value: f64) -> String {
     let digits = match value {

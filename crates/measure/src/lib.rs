@@ -22,10 +22,12 @@
 //! * [`views`]: views of a region, and mappings of a file, against their number.
 //! * [`workloads`]: threads that update or search a data structure, and miss the TLB.
 //! * [`scenarios`]: those beside threads that use up bandwidth, with page tables placed by a rule.
+//! * [`experiments`]: the experiments of *Taking the Leap*, each with its rivals.
 //! * [`churn`]: threads that allocate and free memory, to compare allocators.
 //! * [`memcpy`]: the base line for leaps: copies of the same bytes by one thread.
 //! * [`private`]: private anonymous memory for measurements.
 //! * [`sample`]: the results of one leap beside one load.
+//! * [`method`]: the order of measurements in rounds, and when there are enough of them.
 //! * [`statistics`]: medians, quartiles and extremes. Pure.
 //! * [`document`]: a result as facts and tables, with a unit for each value. Knows no format.
 //! * [`export`]: one file for each format. A further format is one file and one line.
@@ -34,6 +36,7 @@
 
 pub mod churn;
 pub mod document;
+pub mod experiments;
 pub mod export;
 pub mod figures;
 pub mod jobs;
@@ -41,6 +44,7 @@ pub mod leap;
 pub mod load;
 pub mod matrix;
 pub mod memcpy;
+pub mod method;
 pub mod phase;
 pub mod private;
 pub mod probing;
@@ -98,6 +102,15 @@ pub enum Error {
         node: pageleap::NodeId,
         /// Pages by node, in words.
         verified: String,
+    },
+    /// The machine gives fewer transparent huge pages than a measurement needs.
+    #[error(
+        "only {ratio:.3} of the memory has transparent huge pages; set \
+         /sys/kernel/mm/transparent_hugepage/enabled to madvise, or free some memory"
+    )]
+    NotHuge {
+        /// The share of the memory that has them.
+        ratio: f64,
     },
     /// A job ended before all pages had moved, so its time is meaningless.
     #[error("a leap did not move all of its {pages} pages, so its time says nothing: {report}")]

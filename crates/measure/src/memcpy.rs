@@ -12,6 +12,7 @@ use std::time::Instant;
 use pageleap::{BASE_PAGE, CopyLoop, CopyMethod, Pool, Region};
 
 use crate::Error;
+use crate::method;
 use crate::private::PrivateMemory;
 use crate::statistics::median;
 
@@ -141,17 +142,16 @@ impl<'a> Target<'a> {
         Copy { ns, cpu_ns: cpu_start.zip(cpu_ns()).map(|(from, to)| to - from) }
     }
 
-    /// Copies once by each of [`METHODS`], starting with another one in each run. Returns `None`
-    /// if `stopped` is true before one of these copies.
+    /// Copies once by each of [`METHODS`], in the order of the run ([`method::order`]). Returns
+    /// `None` if `stopped` is true before one of these copies.
     pub fn copy_by_all_methods(&self, run: usize, stopped: &dyn Fn() -> bool) -> Option<Copies> {
         // A warm-up: the first copy finds other data in the caches.
         self.copy(METHODS[0]);
         let mut copies = [Copy { ns: 0, cpu_ns: None }; METHODS.len()];
-        for turn in 0..METHODS.len() {
+        for at in method::order(0, run, METHODS.len()) {
             if stopped() {
                 return None;
             }
-            let at = (run + turn) % METHODS.len();
             copies[at] = self.copy(METHODS[at]);
         }
         Some(copies)

@@ -28,19 +28,28 @@ impl PrivateMemory {
     /// # Errors
     /// If a limit of the process or the machine leaves less.
     pub fn new(len: usize, page: PageSize, node: NodeId) -> Result<PrivateMemory, Error> {
-        let start = sys::reserve(len, PageSize::Thp.bytes()).map_err(failed("mmap"))?;
-        let memory = PrivateMemory { start, len, block: None };
-        // SAFETY: the mapping is this value's own, and nobody knows it yet.
-        unsafe { sys::protect(start, len, libc::PROT_READ | libc::PROT_WRITE) }
-            .map_err(failed("mprotect"))?;
-        memory.prepare(page, node)?;
+        let memory = PrivateMemory::untouched(len, page, node)?;
         for word in memory.words().iter().step_by(BASE_PAGE / size_of::<u64>()) {
             word.store(0, Ordering::Relaxed);
         }
         Ok(memory)
     }
 
-    /// The same from the program's allocator (`malloc`), filled with zeros: whole pages of a block.
+    /// The same without any page: the first access to each gets it.
+    ///
+    /// # Errors
+    /// If a limit of the process or the machine leaves less.
+    pub fn untouched(len: usize, page: PageSize, node: NodeId) -> Result<PrivateMemory, Error> {
+        let start = sys::reserve(len, PageSize::Thp.bytes()).map_err(failed("mmap"))?;
+        let memory = PrivateMemory { start, len, block: None };
+        // SAFETY: the mapping is this value's own, and nobody knows it yet.
+        unsafe { sys::protect(start, len, libc::PROT_READ | libc::PROT_WRITE) }
+            .map_err(failed("mprotect"))?;
+        memory.prepare(page, node)?;
+        Ok(memory)
+    }
+
+    /// As [`PrivateMemory::new`], but from the program's allocator (`malloc`), filled with zeros: whole pages of a block.
     /// `filled` gets the number of bytes that are filled so far. The memory policy and the advice
     /// on huge pages stay with the addresses, even after the block has been freed.
     ///
@@ -87,6 +96,15 @@ impl PrivateMemory {
                 other => other.map_err(failed("madvise")),
             }
         }
+    }
+
+    /// Checks that all of it has transparent huge pages.
+    ///
+    /// # Errors
+    /// [`Error::NotHuge`].
+    pub fn check_huge(&self) -> Result<(), Error> {
+        let ratio = pageleap::observe::mapped_pages(self.start, self.len)?.huge_mapped_ratio;
+        if ratio < 1.0 { Err(Error::NotHuge { ratio }) } else { Ok(()) }
     }
 
     /// Where it begins.

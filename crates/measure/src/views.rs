@@ -27,6 +27,7 @@ use pageleap_sys::{self as sys, Errno};
 
 use crate::Error;
 use crate::leap::{Wish, check_complete, finish};
+use crate::method;
 use crate::statistics::median;
 use crate::tables::Scene;
 
@@ -167,7 +168,7 @@ impl<'a> Bench<'a> {
         Ok(Bench { scene, nodes, part, plain })
     }
 
-    /// Measures all numbers of views, in an order that depends on the run. `None`: `stopped` was
+    /// Measures all numbers of views, in the order of the run ([`method::order`]). `None`: `stopped` was
     /// true in the middle of it. The region has no views afterwards.
     ///
     /// # Errors
@@ -175,8 +176,8 @@ impl<'a> Bench<'a> {
     pub fn run(&mut self, nth: usize, stopped: &dyn Fn() -> bool) -> Result<Option<Run>, Error> {
         let numbers = numbers(self.nodes.len());
         let mut run = Run { figures: Vec::new(), refused: None, lost: 0 };
-        for turn in 0..numbers.len() {
-            let views = numbers[(nth + turn) % numbers.len()];
+        for at in method::order(0, nth, numbers.len()) {
+            let views = numbers[at];
             let measured = self.measure(views, &mut run, stopped);
             self.scene.region.drop_views(self.nodes.iter().copied())?;
             let Some(figures) = measured? else { return Ok(None) };

@@ -18,6 +18,7 @@ use pageleap_measure::churn::{Churn, Churned};
 use pageleap_measure::document::{Body, Column, Document, Section, Table, Value, column, fact};
 use pageleap_measure::figures::three_digits;
 use pageleap_measure::matrix::thread_counts;
+use pageleap_measure::method;
 use pageleap_measure::statistics::Summary;
 
 use crate::export::Exports;
@@ -170,8 +171,7 @@ fn measure_all(
     for threads in threads {
         let mut churned: Vec<Vec<Churned>> = candidates.iter().map(|_| Vec::new()).collect();
         for run in 0..runs {
-            for turn in 0..candidates.len() {
-                let at = (run + turn) % candidates.len();
+            for at in method::order(args.seed, run, candidates.len()) {
                 steps.now(format!("{}, {}", candidates[at].allocator, self::threads(*threads)));
                 // All allocators get the same requests, and each run has others.
                 let seed = args.seed.wrapping_add(run as u64);

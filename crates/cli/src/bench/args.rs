@@ -10,6 +10,7 @@ use pageleap_measure::jobs::{SCATTERED, SMALL, Shape};
 use pageleap_measure::load::{Pattern, Rate, Rows, Work, Writing};
 
 use super::allocators::AllocatorsArgs;
+use super::experiments::ExperimentCommand;
 use super::page_tables::PageTablesArgs;
 use super::prober::ProberArgs;
 use crate::bytes;
@@ -17,8 +18,8 @@ use crate::engine::Asked;
 use crate::export::Exports;
 use crate::times::wait_budget;
 
-/// Measure what leaps cost on this machine; compare allocators, moves of page tables, and probes of
-/// latency.
+/// Measure what leaps cost on this machine, beside the other ways to move memory; compare
+/// allocators, moves of page tables, and probes of latency.
 #[derive(Args, Clone, Debug)]
 #[command(arg_required_else_help = true)]
 pub struct BenchArgs {
@@ -34,6 +35,8 @@ pub enum BenchCommand {
     Engines(Box<EnginesArgs>),
     PageTables(PageTablesArgs),
     Prober(ProberArgs),
+    #[command(flatten)]
+    Experiment(ExperimentCommand),
 }
 
 /// Compare the engines with a memcpy of the same bytes, without load and while a thread writes.
@@ -522,7 +525,7 @@ fn engine_help() -> String {
     )
 }
 
-fn once_each<T: Copy + PartialEq>(items: &[T]) -> Vec<T> {
+pub fn once_each<T: Copy + PartialEq>(items: &[T]) -> Vec<T> {
     let mut kept = Vec::new();
     for item in items {
         if !kept.contains(item) {

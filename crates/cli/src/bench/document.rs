@@ -2,7 +2,7 @@
 //! run.
 
 use pageleap_measure::document::{Body, Document, Section, Table, Value, fact};
-use pageleap_measure::figures::percent;
+use pageleap_measure::figures::{percent, plural};
 use pageleap_measure::memcpy::BaseLine;
 
 use super::columns::{copy_columns, line_columns, row_columns, run_columns};
@@ -118,10 +118,6 @@ impl Setting {
         let cpus = plural(self.cpus, "CPU");
         format!("{busy} threads share {cpus}: times and gaps include waiting for a CPU")
     }
-}
-
-fn plural(number: usize, thing: &str) -> String {
-    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 /// How many windows the thread that kept the area closed ran with SCHED_FIFO, by engine.

@@ -5,12 +5,14 @@
 
 use anyhow::anyhow;
 use pageleap::{EngineChoice, Migration, NodeId, PageSize};
+use pageleap_measure::experiments::memory::Pools;
 use pageleap_measure::jobs::{JobSample, KernelScene, Scene, Way};
+use pageleap_measure::method;
 
 use super::Bench;
 use super::args::{EnginesArgs, Kind, LoadKind};
 use super::job_rows::in_short;
-use super::place::Pools;
+use super::place::stop_between_leaps;
 use super::rows::JobGroup;
 use crate::interrupt;
 use crate::progress::Steps;
@@ -61,7 +63,7 @@ fn fit_engines(
 ) -> Result<Vec<EngineChoice>, Stop> {
     let page = PageSize::Base.bytes() as u64;
     let (from, to) = (NodeId(bench.setting.from), NodeId(bench.setting.to));
-    let pools = Pools::build([page; 2], PageSize::Base, from, to)?;
+    let pools = Pools::build([page; 2], PageSize::Base, [from, to], stop_between_leaps)?;
     let mut fit = Vec::new();
     for choice in args.choices() {
         match pools.unfit(choice)? {
@@ -84,7 +86,7 @@ fn measure(
     let (from, to) = (NodeId(bench.setting.from), NodeId(bench.setting.to));
     // The destination has frames for the pages of a job, and as many for the target of memcpys.
     let bytes = [shape.span_bytes(), 2 * shape.bytes()].map(|bytes| bytes as u64);
-    let pools = Pools::build(bytes, PageSize::Base, from, to)?;
+    let pools = Pools::build(bytes, PageSize::Base, [from, to], stop_between_leaps)?;
     let scene = Scene::new(&pools.region, [&pools.source, &pools.destination], shape)?;
     let kernel = group.kernel.is_ok().then(|| KernelScene::new(shape, [from, to])).transpose();
     let kernel = kernel.unwrap_or_else(|error| {
@@ -92,9 +94,8 @@ fn measure(
         None
     });
     for run in 0..args.job_runs() {
-        for turn in 0..group.choices.len() {
-            // Each run begins with another engine, and with the other of the two ways.
-            let at = (run + turn) % group.choices.len();
+        for at in method::order(args.seed, run, group.choices.len()) {
+            // Each run begins with the other of the two ways.
             let mut ways = [Way::Start, Way::Run];
             ways.rotate_left(run % 2);
             for way in ways {

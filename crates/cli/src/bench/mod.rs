@@ -9,6 +9,7 @@ mod allocators;
 mod args;
 mod columns;
 mod document;
+mod experiments;
 mod gaps;
 mod job_rows;
 mod jobs;
@@ -42,6 +43,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Stop> {
     match &args.command {
         BenchCommand::Allocators(args) => allocators::run(args),
         BenchCommand::Engines(args) => engines(args),
+        BenchCommand::Experiment(command) => experiments::run(command),
         BenchCommand::PageTables(args) => page_tables::run(args),
         BenchCommand::Prober(args) => prober::run(args),
     }

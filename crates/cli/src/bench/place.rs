@@ -3,15 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::thread::available_parallelism;
 use std::time::Instant;
 
 use pageleap::pool::reserve_command;
 use pageleap::{
-    BASE_PAGE, EngineChoice, Job, MemoryEngine, MemoryMigration, Migration, NodeId, PageSize, Pool,
-    Region, Reserve,
+    BASE_PAGE, Job, MemoryEngine, MemoryMigration, Migration, NodeId, PageSize, Reserve,
 };
-
+use pageleap_measure::experiments::memory::{Pools, refused};
 use pageleap_measure::figures::human_bytes;
 use pageleap_measure::load::Shadow;
 use pageleap_measure::memcpy::Target;
@@ -26,9 +24,7 @@ use crate::stop::{Refusal, Stop};
 const OF_REGION: &str = "rows of regions name engines of regions";
 
 /// Largest share of the free memory that is taken; the rest is for page tables and other programs.
-const USABLE_SHARE: f64 = 0.95;
-/// More threads fill a pool no faster.
-const MOST_THREADS: usize = 16;
+pub const USABLE_SHARE: f64 = 0.95;
 
 /// The memory that leaps, with a shadow copy of its contents.
 pub struct Place {
@@ -42,14 +38,6 @@ pub struct Place {
 pub enum Memory {
     Region(Pools),
     Private(Private),
-}
-
-/// A region and the pools between which it leaps. The fields are dropped in this order: the region
-/// gives its frames back to the pools first.
-pub struct Pools {
-    pub region: Region,
-    pub source: Pool,
-    pub destination: Pool,
 }
 
 /// Private memory, and the nodes between which it leaps.
@@ -66,37 +54,12 @@ impl Place {
         let (page, from, to) = (kind.page, NodeId(from), NodeId(to));
         let memory = match kind.private {
             true => Memory::Private(Private::build(bytes, page, from, to)?),
-            false => Memory::Region(Pools::build([bytes; 2], page, from, to)?),
+            false => {
+                Memory::Region(Pools::build([bytes; 2], page, [from, to], stop_between_leaps)?)
+            }
         };
         let shadow = Shadow::fill(memory.words()?);
         Ok(Place { memory, shadow })
-    }
-}
-
-impl Pools {
-    /// Builds a pool of `bytes[0]` bytes on `from` and one of `bytes[1]` on `to`. The region takes
-    /// all of the first one.
-    pub fn build(bytes: [u64; 2], page: PageSize, from: NodeId, to: NodeId) -> Result<Pools, Stop> {
-        let threads = available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-        let pool = |node, bytes| -> Result<Pool, Stop> {
-            stop_between_leaps()?;
-            Ok(Pool::builder(node, bytes).page_size(page).threads(threads).build()?)
-        };
-        let (source, destination) = (pool(from, bytes[0])?, pool(to, bytes[1])?);
-        let region = Region::new(&source, bytes[0] as usize)?;
-        Ok(Pools { region, source, destination })
-    }
-
-    /// Why an engine cannot move the region here; `None` if it can. To find out, a page leaps by
-    /// it, and back.
-    pub fn unfit(&self, choice: EngineChoice) -> Result<Option<String>, Stop> {
-        let page = 0..self.region.page_size().bytes();
-        let leap = Migration::new().range(&self.region, page, &self.destination);
-        refused(leap.engine(choice).start(), || self.migration(&self.source).start())
-    }
-
-    fn migration<'a>(&'a self, pool: &'a Pool) -> Migration<'a> {
-        Migration::new().range(&self.region, 0..self.region.len(), pool)
     }
 }
 
@@ -104,11 +67,8 @@ impl Private {
     fn build(bytes: u64, page: PageSize, from: NodeId, to: NodeId) -> Result<Private, Stop> {
         stop_between_leaps()?;
         let memory = PrivateMemory::new(bytes as usize, page, from)?;
-        let mapped = pageleap::observe::mapped_pages(memory.as_ptr().addr(), bytes as usize)?;
-        if page == PageSize::Thp && mapped.huge_mapped_ratio < 1.0 {
-            let reason = "the machine gives fewer transparent huge pages than that; set \
-                          /sys/kernel/mm/transparent_hugepage/enabled to madvise";
-            return Err(Refusal::new(reason.to_owned()).into());
+        if page == PageSize::Thp {
+            memory.check_huge()?;
         }
         Ok(Private { memory, page, from, to })
     }
@@ -125,7 +85,8 @@ impl Private {
     }
 }
 
-fn stop_between_leaps() -> Result<(), Stop> {
+/// Ends the command if a signal has arrived, while memory is taken.
+pub fn stop_between_leaps() -> Result<(), Stop> {
     interrupt::stop_if_received(|| "no leap was under way".to_owned())
 }
 
@@ -212,7 +173,7 @@ impl Memory {
     /// and back.
     pub fn unfit(&self, engine: &EngineRow) -> Result<Option<String>, Stop> {
         match self {
-            Memory::Region(pools) => pools.unfit(engine.choice.for_region().expect(OF_REGION)),
+            Memory::Region(pools) => Ok(pools.unfit(engine.choice.for_region().expect(OF_REGION))?),
             Memory::Private(Private { from, to, .. })
                 if from == to && engine.choice.moves_to_other_nodes_only() =>
             {
@@ -221,25 +182,10 @@ impl Memory {
             Memory::Private(private) => {
                 let page = private.page.bytes();
                 let leap = private.migration(page, private.to, engine.choice.memory_engine());
-                refused(leap.start(), || self.back())
+                Ok(refused(leap.start(), || self.back())?)
             }
         }
     }
-}
-
-/// Why the engine refused to start. If it did not refuse, waits for the leap and the way back, and
-/// returns `None`.
-fn refused(
-    started: Result<Job, pageleap::Error>,
-    back: impl FnOnce() -> Result<Job, pageleap::Error>,
-) -> Result<Option<String>, Stop> {
-    match started {
-        Ok(job) => drop(job.wait()),
-        Err(why @ pageleap::Error::EngineRefused { .. }) => return Ok(Some(why.to_string())),
-        Err(error) => return Err(error.into()),
-    }
-    drop(back()?.wait());
-    Ok(None)
 }
 
 /// A leap that has not begun.

@@ -8,6 +8,7 @@ use pageleap::Job;
 use pageleap_measure::leap::{self, Wish};
 use pageleap_measure::load::{Load, Log, Work, run_beside};
 use pageleap_measure::memcpy::{BaseLine, Copies};
+use pageleap_measure::method;
 use pageleap_measure::phase::Phase;
 use pageleap_measure::sample::Sample;
 
@@ -55,19 +56,29 @@ pub fn measure(
     for run in 0..args.runs() {
         // All loads of one run change in the same way.
         let load = Load { work, seed: args.seed.wrapping_add(run as u64) };
-        runs.copies.push(memcpys(place, run)?);
-        runs.beside.push(beside_memcpy(place, &load, &runs.copies)?);
-        for turn in 0..engines.len() {
-            // Each run begins with another engine, so that the state in which the memcpy leaves the
-            // machine does not always meet the same one.
-            let at = (run + turn) % engines.len();
+        // The memcpy comes first in one run and last in the next, as the orders of engines mirror
+        // each other.
+        if run % 2 == 0 {
+            copy(place, &load, run, &mut runs)?;
+        }
+        for at in method::order(args.seed, run, engines.len()) {
             let sample = leap(args, place, &load, &engines[at])?;
             runs.samples[at].push(sample);
             back(place)?;
             measured(at, &runs);
         }
+        if run % 2 == 1 {
+            copy(place, &load, run, &mut runs)?;
+        }
     }
     Ok(runs)
+}
+
+/// Adds memcpys of a run, alone and with the load beside them.
+fn copy(place: &mut Place, load: &Load, run: usize, runs: &mut Runs) -> Result<(), Stop> {
+    runs.copies.push(memcpys(place, run)?);
+    runs.beside.push(beside_memcpy(place, load, &runs.copies)?);
+    Ok(())
 }
 
 /// Times memcpys of the region, without load.

@@ -70,7 +70,7 @@ impl Serialize for Row<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let cells = self.table.heads.iter().zip(self.row);
         let named = cells.filter(|(head, _)| !head.key.is_empty());
-        serializer.collect_map(named.map(|(head, value)| (head.key, Json(value))))
+        serializer.collect_map(named.map(|(head, value)| (&head.key, Json(value))))
     }
 }
 

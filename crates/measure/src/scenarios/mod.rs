@@ -25,8 +25,8 @@ use pageleap::{NodeId, PageSize, PageTableLevel, PageTables, Placement, Pool, Re
 pub use self::placing::Placed;
 use crate::Error;
 use crate::matrix::{Buffers, Initiator, Kind, Traffic, start};
+use crate::method;
 use crate::phase::{Phase, Spread, Stage, StopOnDrop, Times};
-use crate::random::SplitMix64;
 use crate::workloads::{Control, Count, Done, Structure, Workload};
 
 /// How long operations are counted in one scenario with one policy.
@@ -281,7 +281,7 @@ impl Scenes {
             .flat_map(|scenario| Policy::ALL.map(|policy| (*scenario, policy)))
             .collect();
         let mut cells: Vec<(usize, Cell)> = Vec::new();
-        for at in order(all.len(), nth) {
+        for at in method::order(0, nth, all.len()) {
             let (scenario, policy) = all[at];
             step(&scenario, policy);
             let seed = (nth * all.len() + at) as u64;
@@ -416,16 +416,6 @@ impl Scenes {
     }
 }
 
-/// An order of all cells for a run: chosen at random, and the same in each call.
-fn order(cells: usize, run: usize) -> Vec<usize> {
-    let mut choice = SplitMix64(run as u64);
-    let mut all: Vec<usize> = (0..cells).collect();
-    for at in 0..cells {
-        all.swap(at, at + choice.below(cells - at));
-    }
-    all
-}
-
 impl Load {
     fn traffic(&self) -> Traffic<'_> {
         Traffic { kind: Kind::Copy, cpus: &self.of.cpus, rate: None }
@@ -439,27 +429,4 @@ struct Window {
     times: Times,
     wrong: u64,
     tables: Option<NodeId>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_run_has_all_cells_in_another_order() {
-        let orders: Vec<Vec<usize>> = (0..7).map(|run| order(10, run)).collect();
-        for cells in &orders {
-            let mut sorted = cells.clone();
-            sorted.sort_unstable();
-            assert_eq!(sorted, (0..10).collect::<Vec<usize>>());
-        }
-        // No cell always has the same one before it, and none has a place of its own.
-        for cell in 0..10 {
-            let place = |cells: &Vec<usize>| cells.iter().position(|one| *one == cell).unwrap();
-            let before = |cells: &Vec<usize>| place(cells).checked_sub(1).map(|at| cells[at]);
-            let differ = |all: Vec<Option<usize>>| all.iter().any(|one| *one != all[0]);
-            assert!(differ(orders.iter().map(before).collect()), "{orders:?}");
-            assert!(differ(orders.iter().map(place).map(Some).collect()), "{orders:?}");
-        }
-    }
 }

@@ -1,0 +1,218 @@
+//! Flags of the experiments.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use pageleap::{EngineChoice, PageSize};
+use pageleap_measure::method::Method;
+
+use crate::bytes;
+use crate::export::Exports;
+use crate::times;
+
+/// Compare access to local and to remote memory by one thread (Figure 1).
+///
+/// A thread on a CPU of the node --to reads and writes memory of that node and of the node --from:
+/// each word in order, and words at random (10 million, or one for each 64 bytes if that is less).
+/// On a machine with one node all memory is local; there the page sizes are compared with each
+/// other.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  pageleap bench access
+      all page sizes, 1 GB each
+  pageleap bench access --from 2 --to 0 --page-size 4k --size 4g
+      the paper's size, memory of node 2 by a thread of node 0")]
+pub struct AccessArgs {
+    #[command(flatten)]
+    pub common: ExperimentArgs,
+}
+
+/// Compare copies into fresh and into pooled memory with migrations of the same bytes (Figure 2).
+///
+/// Copies by one thread into memory that is mapped already, and into memory that is mapped
+/// meanwhile; a leap of a region; and moves of private memory. Ratios are to the fastest copy into
+/// mapped memory. Memory rests meanwhile, and its contents are compared after each migration.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  pageleap bench copy
+      all page sizes, 1 GB
+  pageleap bench copy --page-size 4k --size 4g --runs 3 --export-json copy.json
+      the paper's size and number of runs")]
+pub struct CopyArgs {
+    #[command(flatten)]
+    pub common: ExperimentArgs,
+}
+
+/// Compare all ways to move memory while nothing else runs, over the size of areas (Figure 4).
+///
+/// Ratios are to the fastest copy of the same bytes into mapped memory, in the same round. The
+/// contents are compared after each migration.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  pageleap bench quiet
+      all engines and sizes of areas: some minutes for each page size
+  pageleap bench quiet --quick
+      256 MB, three sizes of areas
+  pageleap bench quiet --engine mprotect --area 512k,16m --page-size 4k --size 4g
+      the paper's method at its two best sizes")]
+pub struct QuietArgs {
+    /// Engines that move regions, by comma [default: all]
+    #[arg(long, value_name = "ENGINES", value_delimiter = ',')]
+    pub engine: Option<Vec<EngineChoice>>,
+
+    /// Sizes of areas, by comma [default: those of the figure, 4k to 256m]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = bytes::region_size)]
+    pub area: Option<Vec<u64>>,
+
+    #[command(flatten)]
+    pub common: ExperimentArgs,
+}
+
+impl QuietArgs {
+    /// Sizes of areas with `--quick` and `--smoke`.
+    const FEW_AREAS: [usize; 3] = [64 << 10, 2 << 20, 16 << 20];
+
+    /// The sizes of areas; `None` for those of the figure.
+    pub fn areas(&self) -> Option<Vec<usize>> {
+        let given = self.area.as_ref();
+        let given = given.map(|areas| areas.iter().map(|area| *area as usize).collect());
+        let few = self.common.quick || self.common.smoke;
+        given.or_else(|| few.then(|| QuietArgs::FEW_AREAS.to_vec()))
+    }
+}
+
+/// The experiments, as subcommands of `pageleap bench`.
+#[derive(Subcommand, Clone, Debug)]
+pub enum ExperimentCommand {
+    Access(AccessArgs),
+    Copy(CopyArgs),
+    Quiet(QuietArgs),
+}
+
+/// Flags of all experiments.
+#[derive(Args, Clone, Debug)]
+pub struct ExperimentArgs {
+    /// Bytes of the memory, such as 256m or 4g; rounded up to whole pages of 2 MB [default: 1g;
+    /// 256m with --quick, 16m with --smoke]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::region_size)]
+    pub size: Option<u64>,
+
+    /// Page sizes, by comma: 4k, thp (2 MB, ordinary memory), 2m (reserved huge pages; left out
+    /// where too few are free)
+    #[arg(long, value_name = "SIZES", default_value = "4k,thp,2m", value_delimiter = ',')]
+    pub page_size: Vec<PageSize>,
+
+    /// Node on which the memory is at first [default: the first node with memory]
+    #[arg(long, value_name = "NODE")]
+    pub from: Option<u32>,
+
+    /// Node to which it moves, and on which threads run [default: the next node with memory, or the
+    /// same node if it is the only one]
+    #[arg(long, value_name = "NODE")]
+    pub to: Option<u32>,
+
+    #[command(flatten)]
+    pub method: MethodArgs,
+
+    /// Measure less: smaller memory, wider intervals, some seconds for each page size
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Measure each case once with little memory, to see that all of it works
+    #[arg(long, conflicts_with = "quick")]
+    pub smoke: bool,
+
+    /// Seed of contents, random accesses, orders and intervals
+    #[arg(long, value_name = "SEED", default_value = "1")]
+    pub seed: u64,
+
+    /// Print one JSON object to standard output instead of text, with all samples
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub exports: Exports,
+}
+
+/// How often an experiment measures each case.
+///
+/// Each round measures all cases in turns: in random order, and in the reverse order in the next
+/// round. Rounds end when all intervals are narrow, or at a bound.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Rounds")]
+pub struct MethodArgs {
+    /// Exactly N rounds
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(conflicts_with_all = ["min_runs", "max_runs", "precision", "time_limit"])]
+    pub runs: Option<u16>,
+
+    /// Rounds before those, whose results are dropped [default: 1; 0 with --smoke]
+    #[arg(long, value_name = "N")]
+    pub warmup: Option<u16>,
+
+    /// The fewest rounds [default: 6; 4 with --quick]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub min_runs: Option<u16>,
+
+    /// The most rounds [default: 30]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub max_runs: Option<u16>,
+
+    /// Stop when half of each interval (95 %) is at most this percentage of its median [default: 2;
+    /// 5 with --quick]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub precision: Option<f64>,
+
+    /// Begin no round for a page size that would probably end after this time [default: 5min; 12s
+    /// with --quick]
+    #[arg(long, value_name = "TIME", value_parser = times::timeout)]
+    pub time_limit: Option<Duration>,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
+        _ => Err("expected a percentage above 0, up to 100".to_owned()),
+    }
+}
+
+impl ExperimentArgs {
+    /// All pages are multiples of it, and so is the memory.
+    const UNIT: u64 = PageSize::Thp.bytes() as u64;
+
+    /// Bytes of the memory.
+    pub fn bytes(&self) -> u64 {
+        let default = match (self.quick, self.smoke) {
+            (true, _) => 256 << 20,
+            (_, true) => 16 << 20,
+            _ => 1 << 30,
+        };
+        self.size.unwrap_or(default).next_multiple_of(ExperimentArgs::UNIT)
+    }
+
+    /// Rounds and their bounds.
+    pub fn method(&self) -> Method {
+        let args = &self.method;
+        let number = |given: Option<u16>, default| given.map_or(default, usize::from);
+        let warmups = number(args.warmup, if self.smoke { 0 } else { 1 });
+        if let Some(runs) = args.runs {
+            return Method::exactly(usize::from(runs), warmups, self.seed);
+        }
+        if self.smoke {
+            return Method::exactly(number(args.max_runs, 1), warmups, self.seed);
+        }
+        let least = number(args.min_runs, if self.quick { 4 } else { 6 });
+        let (precision, seconds) = if self.quick { (0.05, 12) } else { (0.02, 300) };
+        Method {
+            warmups,
+            least,
+            most: number(args.max_runs, 30).max(least),
+            precision: args.precision.unwrap_or(precision),
+            limit: Some(args.time_limit.unwrap_or(Duration::from_secs(seconds))),
+            seed: self.seed,
+        }
+    }
+}

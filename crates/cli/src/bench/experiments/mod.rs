@@ -1,0 +1,282 @@
+//! `pageleap bench access`, `copy` and `quiet`: experiments of *Taking the Leap*.
+//!
+//! A [`Plan`] is a list of scenes. The scenes are measured one after the other, the cases of each
+//! in turns ([`pageleap_measure::method`]). Nothing is drawn or written while a case is measured.
+
+mod args;
+
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use pageleap::topology::Topology;
+use pageleap::{EngineChoice, NodeId, PageSize};
+use pageleap_measure::document::{Value, fact};
+use pageleap_measure::experiments::access::{self, Access};
+use pageleap_measure::experiments::ways::{self, Way, Ways};
+use pageleap_measure::experiments::{About, Part, Results, Scene, copy, quiet};
+use pageleap_measure::figures::human_bytes;
+
+pub use args::ExperimentCommand;
+use args::{AccessArgs, CopyArgs, ExperimentArgs, QuietArgs};
+
+use super::args::once_each;
+use super::place::{USABLE_SHARE, missing_huge_pages, stop_between_leaps};
+use crate::machine::{self, NodeMemory, choose_nodes, cores};
+use crate::progress::{Steps, clock};
+use crate::stop::{Refusal, Stop};
+use crate::{export, interrupt};
+
+/// Between two lines about progress where no terminal shows a bar.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// Runs an experiment.
+pub fn run(command: &ExperimentCommand) -> Result<(), Stop> {
+    match command {
+        ExperimentCommand::Access(args) => run_access(args),
+        ExperimentCommand::Copy(CopyArgs { common }) => {
+            run_ways(&copy::ABOUT, common, &|_| copy::ways())
+        }
+        ExperimentCommand::Quiet(args) => run_quiet(args),
+    }
+}
+
+/// The nodes of an experiment, and a CPU.
+struct Nodes {
+    all: Vec<NodeMemory>,
+    from: NodeId,
+    to: NodeId,
+    /// Of the destination, or of any node if that has none for this process.
+    cpu: usize,
+}
+
+impl Nodes {
+    fn choose(args: &ExperimentArgs) -> Result<Nodes, Stop> {
+        let all = machine::nodes(PageSize::Huge2M)?;
+        let (from, to) = choose_nodes(&all, args.from, args.to)?;
+        let topology = Topology::read()?;
+        let first = |node| cores(&topology, node).into_iter().flatten().next();
+        let any = topology.nodes().iter().find_map(|node| first(node.id));
+        let Some(cpu) = first(NodeId(to)).or(any) else {
+            return Err(Refusal::new("the kernel names no CPU for this process".to_owned()).into());
+        };
+        Ok(Nodes { all, from: NodeId(from), to: NodeId(to), cpu })
+    }
+
+    /// Refuses memory that a node does not have. `needs`: bytes on the source and the destination.
+    fn check(&self, args: &ExperimentArgs, needs: [u64; 2]) -> Result<(), Refusal> {
+        let demands = match self.from == self.to {
+            true => vec![(self.from, needs[0] + needs[1])],
+            false => vec![(self.from, needs[0]), (self.to, needs[1])],
+        };
+        for (node, needed) in demands {
+            let free = self.all.iter().find(|of| of.id == node.0).map_or(0, |of| of.free_bytes);
+            let usable = free as f64 * USABLE_SHARE;
+            if needed as f64 > usable {
+                let fits = (usable * args.bytes() as f64 / needed as f64) as u64 >> 20;
+                return Err(Refusal::new(format!(
+                    "--size {}: needs {} on {node}, which has {} free; use --size {fits}m or less",
+                    args.bytes(),
+                    human_bytes(needed as f64),
+                    human_bytes(free as f64),
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn remark(&self) -> &'static str {
+        match self.from == self.to {
+            true => "the only node that takes part: no time here is a NUMA speed-up",
+            false => "",
+        }
+    }
+}
+
+/// Makes a scene when its turn has come.
+type Build<'a> = Box<dyn FnOnce() -> Result<Box<dyn Scene>, Stop> + 'a>;
+
+/// An experiment on this machine.
+struct Plan<'a> {
+    about: &'static About,
+    /// The heading of each scene, and whether the experiment goes on without it.
+    scenes: Vec<(String, bool, Build<'a>)>,
+    nodes: &'a Nodes,
+    notes: Vec<String>,
+}
+
+fn run_access(args: &AccessArgs) -> Result<(), Stop> {
+    let common = &args.common;
+    let exports = common.exports.open()?;
+    interrupt::install();
+    let nodes = Nodes::choose(common)?;
+    let remote = (nodes.from != nodes.to).then_some(nodes.from);
+    let mut notes = Vec::new();
+    let mut pages = once_each(&common.page_size);
+    pages.retain(|page| !page.is_hugetlb());
+    if pages.len() < common.page_size.len() {
+        notes.push("2m: private memory has no reserved huge pages here".to_owned());
+    }
+    let needs = pages.len() as u64 * common.bytes();
+    nodes.check(common, if remote.is_some() { [needs; 2] } else { [needs, 0] })?;
+    if remote.is_none() {
+        notes.push(
+            "This needs a second node to compare local with remote memory. On one node it compares \
+             page sizes."
+                .to_owned(),
+        );
+    }
+    let setting = access::Setting {
+        bytes: common.bytes(),
+        pages,
+        remote,
+        local: nodes.to,
+        cpu: nodes.cpu,
+        seed: common.seed,
+    };
+    let build = move || Ok(Box::new(Access::new(setting)?) as Box<dyn Scene>);
+    let plan = Plan {
+        about: &access::ABOUT,
+        scenes: vec![("all page sizes".to_owned(), false, Box::new(build))],
+        nodes: &nodes,
+        notes,
+    };
+    plan.run(common, exports)
+}
+
+fn run_quiet(args: &QuietArgs) -> Result<(), Stop> {
+    let all = EngineChoice::ALL.to_vec();
+    let engines = args.engine.as_deref().map_or(all, once_each);
+    let areas = args.areas();
+    let bytes = args.common.bytes();
+    run_ways(&quiet::ABOUT, &args.common, &|page| {
+        quiet::ways(page, bytes, &engines, areas.as_deref())
+    })
+}
+
+fn run_ways(
+    about: &'static About,
+    args: &ExperimentArgs,
+    ways: &dyn Fn(PageSize) -> Vec<Way>,
+) -> Result<(), Stop> {
+    let exports = args.exports.open()?;
+    interrupt::install();
+    let nodes = Nodes::choose(args)?;
+    let (bytes, pages) = (args.bytes(), once_each(&args.page_size));
+    let of_page = |page: &PageSize| (*page, ways(*page));
+    let of_pages: Vec<(PageSize, Vec<Way>)> = pages.iter().map(of_page).collect();
+    for (page, ways) in &of_pages {
+        if !page.is_hugetlb() {
+            nodes.check(args, Ways::needs(bytes, ways))?;
+        }
+    }
+    let mut notes = Vec::new();
+    if nodes.from == nodes.to {
+        notes.push(
+            "move_pages and mbind need a second node: pages that are on the node already stay."
+                .to_owned(),
+        );
+    }
+    let mut scenes: Vec<(String, bool, Build)> = Vec::new();
+    for (page, ways) in of_pages {
+        let [from, to] = [nodes.from.0, nodes.to.0];
+        if let Some(why) = missing_huge_pages(bytes, page, &nodes.all, from, to) {
+            notes.push(format!("left out: pages of {page}: {why}"));
+            continue;
+        }
+        let setting = ways::Setting {
+            bytes,
+            page,
+            from: nodes.from,
+            to: nodes.to,
+            cpu: nodes.cpu,
+            seed: args.seed,
+        };
+        let build = move || {
+            let scene = Ways::new(setting, &ways, stop_between_leaps)?;
+            Ok(Box::new(scene) as Box<dyn Scene>)
+        };
+        scenes.push((format!("pages of {page}"), page != PageSize::Base, Box::new(build)));
+    }
+    Plan { about, scenes, nodes: &nodes, notes }.run(args, exports)
+}
+
+impl Plan<'_> {
+    /// Measures, prints and exports the whole rounds.
+    fn run(self, args: &ExperimentArgs, exports: export::Opened) -> Result<(), Stop> {
+        let Plan { about, scenes, nodes, notes } = self;
+        let setting = vec![
+            fact("bytes", "bytes", Value::Bytes(args.bytes())),
+            fact("from", "from node", Value::count(nodes.from.0)),
+            fact("to", "to node", Value::count(nodes.to.0)).remark(nodes.remark()),
+            fact("cpu", "on CPU", Value::count(nodes.cpu)),
+        ];
+        let method = args.method();
+        let mut results =
+            Results { about, setting, method, parts: Vec::new(), notes, machine: Vec::new() };
+        let measured = scenes.into_iter().try_for_each(|(heading, may_lack, build)| {
+            measure(&mut results, heading, may_lack, build)
+        });
+        let printed = match results.rounds() {
+            0 => Ok(()),
+            _ => exports.print(&results.document(), args.json),
+        };
+        export::conclude(conclude(&results, measured), printed)
+    }
+}
+
+/// Adds the rounds of a scene to the results: all of them, or those before a signal or an error.
+fn measure(
+    results: &mut Results,
+    heading: String,
+    may_lack: bool,
+    build: Build,
+) -> Result<(), Stop> {
+    let name = results.about.name;
+    let mut scene = match build() {
+        Ok(scene) => scene,
+        Err(Stop::Failed(why) | Stop::Refused(why)) if may_lack => {
+            results.notes.push(format!("left out: {heading}: {why:#}"));
+            return Ok(());
+        }
+        Err(stop) => return Err(stop),
+    };
+    results.notes.extend(scene.left_out().iter().map(|what| format!("left out: {what}")));
+    results.parts.push(Part::new(heading, scene.cases().to_vec(), results.method));
+    let part = results.parts.last_mut().expect("it was added just now");
+    let steps = Steps::new(name, 1, part.rounds.at_most());
+    let mut told = Instant::now();
+    let Part { heading, cases, rounds } = part;
+    while let Some(turn) = rounds.next(|rounds| Part::widest(cases, rounds)) {
+        let left = rounds.left().map_or(String::new(), |left| format!(", {} left", clock(left)));
+        let round = turn.round.map_or("warm-up".to_owned(), |round| format!("round {}", round + 1));
+        let now = format!("{heading}, {round}{left} at most");
+        if told.elapsed() >= LINE_EVERY {
+            told = Instant::now();
+            steps.line(&format!("{name}, {now}"));
+        }
+        steps.now(now);
+        match scene.measure(turn.thing, &|| interrupt::received().is_some())? {
+            Some(outcome) => rounds.add(outcome),
+            None => break,
+        }
+        steps.done();
+        interrupt::stop_if_received(|| format!("{} rounds were measured", rounds.count()))?;
+    }
+    steps.line(&format!("{name}, {}", part.in_short()));
+    interrupt::stop_if_received(|| format!("{} rounds were measured", results.rounds()))
+}
+
+/// Turns a measurement that has been printed into its exit code.
+fn conclude(results: &Results, ended: Result<(), Stop>) -> Result<(), Stop> {
+    // Lost words decide the exit code, because they are worse than any other end.
+    let lost = results.lost();
+    if lost > 0 {
+        return Err(anyhow!("mismatch: {lost} words had a wrong value after a migration").into());
+    }
+    ended?;
+    if results.rounds() == 0 {
+        let why = format!("nothing was measured: {}", results.notes.join("; "));
+        return Err(Refusal::new(why).into());
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! A copy into fresh and into pooled memory, beside the ways to move the same bytes (Figure 2 of
+//! the paper).
+//!
+//! A copy is no replacement for a migration: the data has a new address afterwards, and writes
+//! meanwhile are lost. It is the least that a migration has to do.
+
+use pageleap::{COPY_METHODS, CopyLoop, CopyMethod, EngineChoice, MemoryEngine};
+
+use super::About;
+use super::ways::{LABELS, METRICS, Way};
+
+/// The experiment.
+pub const ABOUT: About = About {
+    name: "copy",
+    title: "A copy into fresh and into pooled memory, and migrations of the same bytes",
+    figure: "000, Figure 2",
+    labels: &LABELS,
+    metrics: &METRICS,
+};
+
+/// Copies memory into fresh memory, besides the library's loop. Page faults take most of the time,
+/// so that the size of the steps hardly matters.
+const MEMCPY: CopyMethod = CopyMethod { by: CopyLoop::Memcpy, step_bytes: 1 << 20 };
+
+/// The ways that are compared.
+pub fn ways() -> Vec<Way> {
+    let auto = Way::Leap { engine: EngineChoice::Auto, area: None };
+    Way::copies()
+        .chain([MEMCPY, COPY_METHODS[0]].map(Way::FreshCopy))
+        .chain([auto])
+        .chain(MemoryEngine::ALL.map(Way::Private))
+        .collect()
+}

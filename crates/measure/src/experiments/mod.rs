@@ -1,0 +1,114 @@
+//! The experiments of *Taking the Leap* on this machine, each with its rivals.
+//!
+//! An experiment is a list of scenes, one after the other: memory of one page size, say. A
+//! [`Scene`] has cases, such as a way to move the memory, and measures them one at a time. The
+//! command gives them turns ([`crate::method`]), and [`Results`] makes a document of all rounds.
+//!
+//! ```text
+//! Scene::cases ──► Rounds (method) ──► Scene::measure ──► Outcome ──► Results ──► Document
+//! ```
+//!
+//! * [`access`]: local and remote access (Figure 1).
+//! * [`copy`]: a copy into fresh and into pooled memory, and the kernel's calls (Figure 2).
+//! * [`quiet`]: all ways to move memory while nothing else runs, over the size of areas (Figure 4).
+//! * [`ways`]: the ways to move memory.
+//! * [`memory`]: the memory that moves, and its contents.
+//! * [`results`]: figures of rows, and the document.
+//!
+//! A further experiment is a file here, and a line in the command's list.
+
+pub mod access;
+pub mod copy;
+pub mod memory;
+pub mod quiet;
+pub mod results;
+pub mod ways;
+
+pub use self::results::{Part, Results};
+use crate::Error;
+use crate::document::Value;
+
+/// A time that each case has in each round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// Its name for programs, without the unit `_ns`.
+    pub key: &'static str,
+    /// Its name for people, one word.
+    pub head: &'static str,
+    /// The meaning of the head. Empty if the head is clear by itself.
+    pub meaning: &'static str,
+}
+
+/// A property that tells cases apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// Its name for programs, with the unit.
+    pub key: &'static str,
+    /// Its name for people, one word.
+    pub head: &'static str,
+    /// The meaning of the head. Empty if the head is clear by itself.
+    pub meaning: &'static str,
+}
+
+/// A label, in short.
+pub const fn label(key: &'static str, head: &'static str, meaning: &'static str) -> Label {
+    Label { key, head, meaning }
+}
+
+/// A property of experiments that measure memory of several page sizes.
+pub const PAGE: Label = label("page_size", "page", "");
+
+/// One of the compared things.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// Its properties: a value for each label of the experiment.
+    pub labels: Vec<Value>,
+    /// The cases that it is compared with: the one of them with the lowest median is the base.
+    /// Empty: with none.
+    pub bases: Vec<usize>,
+}
+
+/// One measurement of a case.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// A time for each metric of the experiment, in nanoseconds. NaN is an unknown one. The first
+    /// one counts.
+    pub times_ns: Vec<f64>,
+    /// Words with a wrong value afterwards.
+    pub lost: u64,
+}
+
+/// The properties of an experiment that do not depend on the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct About {
+    /// Its name in commands.
+    pub name: &'static str,
+    /// The question that it answers, for the title of its table.
+    pub title: &'static str,
+    /// Figure or table of the paper.
+    pub figure: &'static str,
+    /// The properties that tell cases apart, in the order of columns.
+    pub labels: &'static [Label],
+    /// The times of each case. The first one counts.
+    pub metrics: &'static [Metric],
+}
+
+/// Memory and threads that are ready, and the cases that they can measure.
+pub trait Scene {
+    /// The compared things.
+    fn cases(&self) -> &[Case];
+
+    /// Things that cannot be measured here, each with the reason.
+    fn left_out(&self) -> &[String];
+
+    /// Measures a case. Leaves the scene as it was. `stopped` tells whether a signal asks for the
+    /// end; a measurement of more than a second returns `None` soon after that.
+    ///
+    /// # Errors
+    /// The machine or the library refuses a step. The memory keeps its contents.
+    fn measure(
+        &mut self,
+        case: usize,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Option<Outcome>, Error>;
+}

@@ -1,0 +1,493 @@
+//! The results of an experiment: a row for each case, and all samples.
+//!
+//! A row has the median of each metric, with the least, the most, and the bootstrap interval of the
+//! first one. If a case has a base, the row has the ratio of the first metric to that of the base
+//! **in the same round**, as the median over the rounds: a round in which the machine is slow
+//! makes both slow.
+
+use super::{About, Case, Metric, Outcome};
+use crate::document::{Body, Document, Fact, Head, Section, Table, Value, fact};
+use crate::figures::{human_bytes, human_ns, plural, three_digits};
+use crate::method::{CONFIDENCE, Enough, Interval, Method, Placed, Rounds};
+use crate::statistics::{Summary, median};
+
+/// The rounds of a scene.
+#[derive(Debug)]
+pub struct Part {
+    /// Its heading in tables, such as the page size. Empty: none.
+    pub heading: String,
+    /// The compared things.
+    pub cases: Vec<Case>,
+    /// Their results.
+    pub rounds: Rounds<Outcome>,
+}
+
+/// A value over the rounds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// Median, least and most.
+    pub summary: Summary,
+    /// The interval of the median; `None` after one round.
+    pub interval: Option<Interval>,
+}
+
+impl Estimate {
+    fn of(values: &[f64], seed: u64) -> Option<Estimate> {
+        Some(Estimate {
+            summary: Summary::of(values)?,
+            interval: Interval::of_median(values, seed),
+        })
+    }
+
+    fn half_width(self) -> Option<f64> {
+        self.interval?.half_width_of(self.summary.median)
+    }
+}
+
+impl Part {
+    /// No rounds yet.
+    pub fn new(heading: String, cases: Vec<Case>, method: Method) -> Part {
+        let rounds = Rounds::new(method, cases.len());
+        Part { heading, cases, rounds }
+    }
+
+    /// The widest interval of the values by which cases are compared, as half of its width by its
+    /// median: of the ratio of a case that has a base, else of its first metric. `None` if one is
+    /// not known.
+    pub fn widest(cases: &[Case], rounds: &Rounds<Outcome>) -> Option<f64> {
+        let view = View { cases, rounds };
+        let width = |case| match view.base(case) {
+            Some(base) if base != case => view.ratio(case, base)?.half_width(),
+            _ => view.metric(case, 0)?.half_width(),
+        };
+        let widths: Option<Vec<f64>> = (0..cases.len()).map(width).collect();
+        widths?.into_iter().max_by(f64::total_cmp)
+    }
+
+    fn view(&self) -> View<'_> {
+        View { cases: &self.cases, rounds: &self.rounds }
+    }
+
+    /// The base of all cases, if they have the same one.
+    fn common_base(&self) -> Option<usize> {
+        let view = self.view();
+        let first = view.base(0)?;
+        (1..self.cases.len()).all(|case| view.base(case) == Some(first)).then_some(first)
+    }
+
+    /// Its heading, with the base if all cases have the same one.
+    fn title(&self) -> String {
+        match self.common_base() {
+            Some(base) => format!("{}; ratios to: {}", self.heading, name(&self.cases[base])),
+            None => self.heading.clone(),
+        }
+    }
+
+    /// Words with a wrong value after any measurement.
+    pub fn lost(&self) -> u64 {
+        self.rounds.whole().iter().flatten().map(|result| result.of.lost).sum()
+    }
+
+    /// How many rounds there are, and the ratios, in words.
+    pub fn in_short(&self) -> String {
+        let view = self.view();
+        let ratio = |case: usize| {
+            let base = view.base(case).filter(|base| *base != case)?;
+            Some(view.ratio(case, base)?.summary.median)
+        };
+        let ratios: Vec<f64> = (0..self.cases.len()).filter_map(ratio).collect();
+        let least = ratios.iter().copied().min_by(f64::total_cmp);
+        let most = ratios.iter().copied().max_by(f64::total_cmp);
+        let rounds = format!("{}: {}", self.heading, plural(self.rounds.count(), "round"));
+        match (least, most) {
+            (Some(least), Some(most)) => {
+                let [least, most] = [least, most].map(three_digits);
+                format!("{rounds}, ratios {least} to {most}")
+            }
+            _ => rounds,
+        }
+    }
+}
+
+/// Cases with their rounds.
+struct View<'a> {
+    cases: &'a [Case],
+    rounds: &'a Rounds<Outcome>,
+}
+
+impl View<'_> {
+    fn numbers(&self, case: usize, metric: usize) -> Vec<f64> {
+        let number = |round: &Vec<Placed<Outcome>>| round[case].of.times_ns[metric];
+        self.rounds.whole().iter().map(number).collect()
+    }
+
+    /// A metric over the rounds; `None` without rounds, or if a number is unknown.
+    fn metric(&self, case: usize, metric: usize) -> Option<Estimate> {
+        let numbers = self.numbers(case, metric);
+        let known = numbers.iter().all(|number| number.is_finite());
+        known.then(|| Estimate::of(&numbers, self.seed())).flatten()
+    }
+
+    /// The case that a case is compared with.
+    fn base(&self, case: usize) -> Option<usize> {
+        let median = |at: &usize| Some((*at, median(&self.numbers(*at, 0))?));
+        let medians = self.cases[case].bases.iter().filter_map(median);
+        medians.min_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(at, _)| at)
+    }
+
+    /// The ratio of the first metric to that of the base in the same round.
+    fn ratio(&self, case: usize, base: usize) -> Option<Estimate> {
+        let pairs = self.numbers(case, 0).into_iter().zip(self.numbers(base, 0));
+        let ratios: Vec<f64> = pairs.map(|(time, base)| time / base).collect();
+        let known = ratios.iter().all(|ratio| ratio.is_finite());
+        known.then(|| Estimate::of(&ratios, self.seed())).flatten()
+    }
+
+    fn seed(&self) -> u64 {
+        self.rounds.method().seed
+    }
+}
+
+/// All results of an experiment.
+#[derive(Debug)]
+pub struct Results {
+    /// Its properties.
+    pub about: &'static About,
+    /// Its setting on this machine: bytes, nodes, and the like.
+    pub setting: Vec<Fact>,
+    /// How often things were to be measured.
+    pub method: Method,
+    /// The scenes that have at least one whole round.
+    pub parts: Vec<Part>,
+    /// Cases and scenes that were left out, and what a reader has to know.
+    pub notes: Vec<String>,
+    /// The machine, and its noise.
+    pub machine: Vec<Section>,
+}
+
+/// A row of the table: a case of a part.
+struct Row<'a> {
+    number: usize,
+    heading: String,
+    case: usize,
+    view: View<'a>,
+    /// The number of the first row of its part.
+    first: usize,
+}
+
+impl Results {
+    /// How many rounds there are, over all parts.
+    pub fn rounds(&self) -> usize {
+        self.parts.iter().map(|part| part.rounds.count()).sum()
+    }
+
+    /// Words with a wrong value after any measurement.
+    pub fn lost(&self) -> u64 {
+        self.parts.iter().map(Part::lost).sum()
+    }
+
+    fn rows(&self) -> Vec<Row<'_>> {
+        let mut rows = Vec::new();
+        for part in self.parts.iter().filter(|part| part.rounds.count() > 0) {
+            let first = rows.len();
+            rows.extend((0..part.cases.len()).map(|case| Row {
+                number: first + case,
+                heading: part.title(),
+                case,
+                view: part.view(),
+                first,
+            }));
+        }
+        rows
+    }
+
+    /// The document.
+    pub fn document(&self) -> Document {
+        let rows = self.rows();
+        let mut setting = vec![
+            fact("experiment", "", self.about.name),
+            fact("figure", "in the paper", self.about.figure),
+        ];
+        setting.extend(self.setting.iter().cloned());
+        let mut sections = vec![Section::new("", self.about.title, Body::Facts(setting))];
+        let title = if rows.is_empty() { "" } else { "Medians of all rounds" };
+        sections.push(Section::new("rows", title, Body::Table(self.table(&rows))));
+        sections.push(self.method_section());
+        sections.extend(self.machine.iter().cloned());
+        sections.push(Section::data("samples", Body::Table(self.samples(&rows))));
+        let title = if self.notes.is_empty() { "" } else { "Notes" };
+        sections.push(Section::new("notes", title, Body::Notes(self.notes.clone())));
+        Document { sections }
+    }
+
+    fn table(&self, rows: &[Row<'_>]) -> Table {
+        let mut heads = vec![data("row")];
+        let labels = self.about.labels.iter();
+        heads.extend(labels.map(|label| shown(label.key, label.head, label.meaning)));
+        for (at, metric) in self.about.metrics.iter().enumerate() {
+            let key = |of: &str| format!("{}{of}_ns", metric.key);
+            heads.push(shown(key(""), metric.head, metric.meaning));
+            heads.extend(["_min", "_max", "_low", "_high"].map(|of| data(key(of))));
+            if at == 0 {
+                heads.push(shown("", "range", "the least and the most of all rounds"));
+            }
+        }
+        // One base of all rows of a part stands in the heading.
+        let several = self.parts.iter().any(|part| part.common_base().is_none());
+        let of = if several { "of" } else { "" };
+        heads.push(shown("", of, "the row with which the time is compared, if it differs"));
+        heads.push(data("base_row"));
+        heads.push(shown("ratio", "ratio", "time / time of the compared row in the same round"));
+        heads.extend(["ratio_min", "ratio_max", "ratio_low", "ratio_high"].map(data));
+        heads.push(shown("", "interval", interval_meaning()));
+        heads.push(data("rounds"));
+        Table {
+            heads,
+            rows: rows.iter().map(|row| self.cells(row)).collect(),
+            groups: rows.iter().map(|row| row.heading.clone()).collect(),
+        }
+    }
+
+    fn cells(&self, row: &Row<'_>) -> Vec<Value> {
+        let view = &row.view;
+        let mut cells = vec![Value::count(row.number)];
+        cells.extend(view.cases[row.case].labels.iter().cloned());
+        for at in 0..self.about.metrics.len() {
+            let of = view.metric(row.case, at);
+            cells.extend(five(of).map(time));
+            if at == 0 {
+                cells.push(of.map_or(Value::Unknown, range));
+            }
+        }
+        let base = view.base(row.case).filter(|base| *base != row.case);
+        let ratio = base.and_then(|base| view.ratio(row.case, base));
+        let cases = view.cases;
+        let name = |base: usize| difference(&cases[base], &cases[row.case]);
+        cells.push(base.map_or(Value::from(""), |base| name(base).into()));
+        cells.push(base.map_or(Value::Unknown, |base| Value::count(row.first + base)));
+        cells.extend(five(ratio).map(Value::ratio));
+        let interval = ratio.and_then(|of| of.interval);
+        let text = |of: Interval| format!("{} to {}", three_digits(of.low), three_digits(of.high));
+        cells.push(interval.map_or(Value::from(""), |of| text(of).into()));
+        cells.push(Value::count(view.rounds.count()));
+        cells
+    }
+
+    fn samples(&self, rows: &[Row<'_>]) -> Table {
+        let mut heads: Vec<Head> = ["row", "round", "place"].map(data).into();
+        let key = |of: &Metric| format!("{}_ns", of.key);
+        heads.extend(self.about.metrics.iter().map(|metric| data(key(metric))));
+        let mut cells = Vec::new();
+        for row in rows {
+            for (round, results) in row.view.rounds.whole().iter().enumerate() {
+                let Placed { place, of } = &results[row.case];
+                let mut line = [row.number, round, *place].map(Value::count).to_vec();
+                line.extend(of.times_ns.iter().map(|ns| time(Some(*ns))));
+                cells.push(line);
+            }
+        }
+        Table { heads, groups: vec![String::new(); cells.len()], rows: cells }
+    }
+
+    fn method_section(&self) -> Section {
+        let method = self.method;
+        let ended = |part: &Part| {
+            let why = part.rounds.enough().map_or("it was ended early", Enough::text);
+            let rounds = plural(part.rounds.count(), "round");
+            format!("{}: {rounds}; {why}", part.heading)
+        };
+        let precision = if method.precision > 0.0 { "precision" } else { "" };
+        let mut facts = vec![
+            fact("warmups", "warm-up rounds", Value::count(method.warmups)),
+            fact("least_rounds", "", Value::count(method.least)),
+            fact("most_rounds", "", Value::count(method.most)),
+            fact("precision_ratio", precision, Value::Share(method.precision)).remark(
+                "rounds end when half of each interval is at most this share of its median",
+            ),
+            fact("limit_ns", "", Value::ns(method.limit.map(|limit| limit.as_nanos() as u64))),
+            fact("confidence_ratio", "", Value::Share(CONFIDENCE)),
+            fact("seed", "", Value::count(method.seed)),
+        ];
+        let ended: Vec<Value> = self.parts.iter().map(|part| ended(part).into()).collect();
+        facts.push(fact("ended", "", Value::List(ended.clone())));
+        facts.extend(ended.into_iter().map(|ended| fact("", "rounds", ended)));
+        Section::new("method", "Method", Body::Facts(facts))
+    }
+}
+
+/// The labels of a case, in short.
+fn name(case: &Case) -> String {
+    words(case.labels.iter())
+}
+
+/// The labels in which a case differs from another one.
+fn difference(case: &Case, other: &Case) -> String {
+    let pairs = case.labels.iter().zip(&other.labels);
+    words(pairs.filter(|(one, other)| one != other).map(|(label, _)| label))
+}
+
+fn words<'a>(labels: impl Iterator<Item = &'a Value>) -> String {
+    let word = |label: &Value| match label {
+        Value::Text(text) if !text.is_empty() => Some(text.clone()),
+        Value::Bytes(bytes) => Some(human_bytes(*bytes as f64)),
+        _ => None,
+    };
+    labels.filter_map(word).collect::<Vec<_>>().join(" ")
+}
+
+fn interval_meaning() -> &'static str {
+    "bootstrap interval of the median ratio (95 %)"
+}
+
+/// Median, least, most, and both ends of the interval.
+fn five(of: Option<Estimate>) -> [Option<f64>; 5] {
+    let interval = of.and_then(|of| of.interval);
+    [
+        of.map(|of| of.summary.median),
+        of.map(|of| of.summary.min),
+        of.map(|of| of.summary.max),
+        interval.map(|of| of.low),
+        interval.map(|of| of.high),
+    ]
+}
+
+/// A time; unknown if it is none.
+fn time(ns: Option<f64>) -> Value {
+    let ns = ns.filter(|ns| ns.is_finite());
+    ns.map_or(Value::Unknown, |ns| Value::Ns(ns.round() as u64))
+}
+
+fn range(of: Estimate) -> Value {
+    let [min, max] = [of.summary.min, of.summary.max].map(|ns| human_ns(ns as u64));
+    format!("{min} to {max}").into()
+}
+
+/// A column for programs only.
+fn data(key: impl Into<std::borrow::Cow<'static, str>>) -> Head {
+    shown(key, "", "")
+}
+
+fn shown(
+    key: impl Into<std::borrow::Cow<'static, str>>,
+    head: &'static str,
+    meaning: &'static str,
+) -> Head {
+    Head { key: key.into(), head, meaning }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value as Json;
+
+    use super::*;
+    use crate::experiments::{Metric, label};
+    use crate::export::Format;
+
+    const ABOUT: About = About {
+        name: "made-up",
+        title: "A made-up experiment",
+        figure: "none",
+        labels: &[label("way", "way", ""), label("area_bytes", "area", "")],
+        metrics: &[
+            Metric { key: "time", head: "time", meaning: "" },
+            Metric { key: "cpu", head: "CPU", meaning: "" },
+        ],
+    };
+
+    /// Three cases: two candidates for the base, and one that takes twice as long as the second in
+    /// every round, while the machine becomes slower from round to round.
+    fn results(rounds: usize, bases: [&[usize]; 3]) -> Results {
+        let case = |way: &str, area: Value, bases: &[usize]| Case {
+            labels: vec![way.into(), area],
+            bases: bases.to_vec(),
+        };
+        let cases = vec![
+            case("copy", Value::Bytes(65536), bases[0]),
+            case("copy", Value::Bytes(1 << 20), bases[1]),
+            case("leap", Value::Unknown, bases[2]),
+        ];
+        let method = Method::exactly(rounds, 0, 1);
+        let mut part = Part::new("pages of 4k".to_owned(), cases, method);
+        while let Some(turn) = part.rounds.next(|_| None) {
+            let slow = 1.0 + turn.round.unwrap() as f64;
+            let ns = slow * [1500.0, 1000.0, 2000.0][turn.thing];
+            let lost = u64::from(turn.thing == 2 && turn.round == Some(1));
+            part.rounds.add(Outcome { times_ns: vec![ns, f64::NAN], lost });
+        }
+        Results {
+            about: &ABOUT,
+            setting: vec![fact("bytes", "bytes", Value::Bytes(4096))],
+            method,
+            parts: vec![part],
+            notes: vec!["left out: nothing".to_owned()],
+            machine: Vec::new(),
+        }
+    }
+
+    fn json(results: &Results) -> Json {
+        serde_json::from_str(&Format::Json.write(&results.document())).unwrap()
+    }
+
+    #[test]
+    fn ratios_are_to_the_fastest_candidate_in_the_same_round() {
+        let results = results(6, [&[0, 1]; 3]);
+        let json = json(&results);
+        let rows = json["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 3);
+        let leap = &rows[2];
+        assert_eq!((leap["way"].as_str(), leap["base_row"].as_u64()), (Some("leap"), Some(1)));
+        // The times differ by six; no ratio does.
+        for key in ["ratio", "ratio_min", "ratio_max", "ratio_low", "ratio_high"] {
+            assert_eq!(leap[key], 2.0, "{key}");
+        }
+        assert_eq!(leap["time_ns"], 7000);
+        assert_eq!([&leap["time_min_ns"], &leap["time_max_ns"]], [2000, 12000]);
+        assert!(leap["time_low_ns"].as_u64() < leap["time_high_ns"].as_u64());
+        assert_eq!((&rows[0]["ratio"], &rows[1]["ratio"]), (&1.5.into(), &Json::Null));
+        assert_eq!((&rows[1]["cpu_ns"], &rows[0]["rounds"]), (&Json::Null, &6.into()));
+        let part = &results.parts[0];
+        assert_eq!(part.in_short(), "pages of 4k: 6 rounds, ratios 1.50 to 2.00");
+        let text = Format::WIDE.write(&results.document());
+        assert!(text.contains("pages of 4k; ratios to: copy 1 MiB"), "{text}");
+        assert!(!text.contains("  of  "), "{text}");
+    }
+
+    #[test]
+    fn different_bases_are_named_by_their_difference() {
+        let results = results(2, [&[], &[0], &[1]]);
+        let text = Format::WIDE.write(&results.document());
+        let row = |way: &str| text.lines().find(|line| line.contains(way)).unwrap();
+        assert!(row("1MiB").contains(" 64 KiB "), "{text}");
+        assert!(row("leap").contains(" copy 1 MiB "), "{text}");
+        assert_eq!(json(&results)["rows"][0]["base_row"], Json::Null);
+    }
+
+    #[test]
+    fn every_sample_is_there_with_its_place_in_the_round() {
+        let results = results(4, [&[1]; 3]);
+        let samples = json(&results)["samples"].as_array().unwrap().clone();
+        assert_eq!(samples.len(), 12);
+        for round in 0..4 {
+            let of_round = samples.iter().filter(|sample| sample["round"] == round);
+            let mut places: Vec<u64> =
+                of_round.map(|sample| sample["place"].as_u64().unwrap()).collect();
+            places.sort_unstable();
+            assert_eq!(places, [0, 1, 2]);
+        }
+        let last = samples.iter().find(|of| of["row"] == 2 && of["round"] == 3).unwrap();
+        assert_eq!((&last["time_ns"], &last["cpu_ns"]), (&8000.into(), &Json::Null));
+        assert_eq!((results.rounds(), results.lost()), (4, 1));
+    }
+
+    #[test]
+    fn the_widest_interval_is_that_of_ratios_where_there_are_any() {
+        let widest = |results: &Results| {
+            let part = &results.parts[0];
+            Part::widest(&part.cases, &part.rounds)
+        };
+        // The base itself has its time alone, which differs by six.
+        assert!(widest(&results(6, [&[1]; 3])).unwrap() > 0.3);
+        assert_eq!(widest(&results(1, [&[1]; 3])), None);
+        assert_eq!(widest(&results(0, [&[1]; 3])), None);
+    }
+}

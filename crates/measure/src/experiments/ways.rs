@@ -1,0 +1,393 @@
+//! Ways to move memory from one node to another, and copies of the same bytes: leaps of a region,
+//! and of private memory, and the kernel's calls.
+//!
+//! Memory rests while it is moved. Threads that copy or call the kernel run on a CPU of the
+//! destination, as in the paper. A leap has its own threads.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use pageleap::{
+    BASE_PAGE, CopyLoop, CopyMethod, EngineChoice, Job, MemoryEngine, MemoryMigration, NodeId,
+    PageSize, Reserve,
+};
+
+use super::memory::{Pools, fill, private, refused, wrong};
+use super::{Case, Label, Metric, Outcome, Scene, label};
+use crate::Error;
+use crate::document::Value;
+use crate::leap::{Wish, check_complete, finish};
+use crate::matrix::on_cpu;
+use crate::memcpy::{METHODS, Target, cpu_ns};
+use crate::private::PrivateMemory;
+
+/// The properties of a way.
+pub const LABELS: [Label; 2] = [
+    label("way", "way", ""),
+    label("area_bytes", "area", "size of areas, or of the steps of a copy"),
+];
+
+/// The times of a way.
+pub const METRICS: [Metric; 3] = [
+    Metric { key: "time", head: "time", meaning: "until the last page had moved" },
+    Metric {
+        key: "whole",
+        head: "whole",
+        meaning: "with the recycling of vacated frames, and with populating the reserve of \
+                  private memory, which a program may do long before",
+    },
+    Metric { key: "cpu", head: "CPU", meaning: "CPU time of all threads for the whole" },
+];
+
+/// A way to move memory, or a copy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Way {
+    /// A copy into memory that is mapped already.
+    Copy(CopyMethod),
+    /// A copy into memory that is mapped meanwhile, page by page.
+    FreshCopy(CopyMethod),
+    /// A leap of a region.
+    Leap {
+        /// The engine.
+        engine: EngineChoice,
+        /// Bytes of an area; `None`: the library's default.
+        area: Option<usize>,
+    },
+    /// A leap of private memory.
+    Private(MemoryEngine),
+}
+
+impl Way {
+    /// All copies into memory that is mapped.
+    pub fn copies() -> impl Iterator<Item = Way> {
+        METHODS.into_iter().map(Way::Copy)
+    }
+
+    /// Its name.
+    pub fn name(self) -> String {
+        let copy = |method: CopyMethod, into: &str| match method.by {
+            CopyLoop::Memcpy => format!("memcpy{into}"),
+            other => format!("copy loop {other}{into}"),
+        };
+        match self {
+            Way::Copy(method) => copy(method, ""),
+            Way::FreshCopy(method) => copy(method, ", fresh"),
+            Way::Leap { engine, .. } => engine.to_string(),
+            Way::Private(engine) => format!("{engine}, private"),
+        }
+    }
+
+    fn area(self) -> Value {
+        match self {
+            Way::Copy(method) | Way::FreshCopy(method) => Value::Bytes(method.step_bytes as u64),
+            Way::Leap { area, .. } => Value::bytes(area.map(|area| area as u64)),
+            Way::Private(_) => Value::Unknown,
+        }
+    }
+
+    fn is_private(self) -> bool {
+        matches!(self, Way::Private(_) | Way::FreshCopy(_))
+    }
+}
+
+/// The setting of experiments with ways.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// Bytes that move: whole pages.
+    pub bytes: u64,
+    /// The size of the pages.
+    pub page: PageSize,
+    /// Their node.
+    pub from: NodeId,
+    /// The node to which they move.
+    pub to: NodeId,
+    /// A CPU of the destination, or of any node if that has none.
+    pub cpu: usize,
+    /// Of the contents.
+    pub seed: u64,
+}
+
+/// Memory that moves in several ways.
+pub struct Ways {
+    setting: Setting,
+    pools: Pools,
+    /// The memory, or the reason why there is none.
+    private: Result<PrivateMemory, String>,
+    ways: Vec<Way>,
+    cases: Vec<Case>,
+    left_out: Vec<String>,
+}
+
+impl Ways {
+    /// Takes and fills the memory that `ways` need, and leaves out those that this machine cannot
+    /// take. Each case is compared with the fastest copy into mapped memory.
+    ///
+    /// # Errors
+    /// Those of `go_on`, which is asked between long steps; and if there is too little memory.
+    pub fn new<E: From<Error>>(
+        setting: Setting,
+        ways: &[Way],
+        go_on: impl Fn() -> Result<(), E>,
+    ) -> Result<Ways, E> {
+        let Setting { bytes, page, from, to, seed, .. } = setting;
+        let pools = Pools::build([bytes; 2], page, [from, to], &go_on)?;
+        fill(words_of(&pools)?, seed);
+        let mut all = Ways {
+            pools,
+            private: Err("private memory has no pages of this size".into()),
+            ways: Vec::new(),
+            cases: Vec::new(),
+            left_out: Vec::new(),
+            setting,
+        };
+        if ways.iter().any(|way| way.is_private()) && !page.is_hugetlb() {
+            go_on()?;
+            all.private = private(bytes, page, from, seed).map_err(|error| error.to_string());
+        }
+        for way in ways {
+            go_on()?;
+            match all.unfit(*way)? {
+                None => all.ways.push(*way),
+                Some(why) => all.left_out.push(format!("{page}, {}: {why}", way.name())),
+            }
+        }
+        let is_copy = |(_, way): &(usize, &Way)| matches!(way, Way::Copy(_));
+        let bases: Vec<usize> =
+            all.ways.iter().enumerate().filter(is_copy).map(|(at, _)| at).collect();
+        let case =
+            |way: &Way| Case { labels: vec![way.name().into(), way.area()], bases: bases.clone() };
+        all.cases = all.ways.iter().map(case).collect();
+        Ok(all)
+    }
+
+    /// Bytes on the source and on the destination that these ways need.
+    pub fn needs(bytes: u64, ways: &[Way]) -> [u64; 2] {
+        let private = u64::from(ways.iter().any(|way| way.is_private()));
+        [(1 + private) * bytes; 2]
+    }
+
+    /// Why a way cannot be measured here; `None` if it can.
+    fn unfit(&self, way: Way) -> Result<Option<String>, Error> {
+        let Setting { page, from, to, .. } = self.setting;
+        if let (true, Err(why)) = (way.is_private(), &self.private) {
+            return Ok(Some(why.clone()));
+        }
+        match way {
+            Way::Copy(_) | Way::FreshCopy(_) => Ok(None),
+            Way::Leap { area: Some(area), .. } if !area.is_multiple_of(page.bytes()) => {
+                Ok(Some("an area has whole pages".into()))
+            }
+            Way::Leap { engine, .. } => Ok(self.pools.unfit(engine)?),
+            Way::Private(MemoryEngine::Kernel) if from == to => {
+                Ok(Some("it moves pages to other nodes only".into()))
+            }
+            Way::Private(engine) => {
+                let to_and_fro = |node| self.private_leap(page.bytes(), node, engine).start();
+                Ok(refused(to_and_fro(to), || to_and_fro(from))?)
+            }
+        }
+    }
+
+    fn memory(&self) -> &PrivateMemory {
+        self.private.as_ref().expect("ways of private memory are left out without any")
+    }
+
+    fn private_leap(&self, bytes: usize, to: NodeId, engine: MemoryEngine) -> MemoryMigration {
+        let memory = self.memory();
+        // SAFETY: no thread unmaps, remaps or protects the memory. Each job is waited for, or
+        // dropped, before the memory is unmapped.
+        let migration = unsafe { MemoryMigration::new().range(memory.as_ptr(), bytes, to) };
+        migration.engine(engine).renew(self.setting.from == self.setting.to)
+    }
+
+    fn copy(&self, method: CopyMethod) -> Result<Outcome, Error> {
+        let target = Target::new(&self.pools.region, &self.pools.destination)?;
+        let copy = on_cpu(self.setting.cpu, || target.copy(method))?;
+        Ok(outcome(copy.ns, 0, copy.cpu_ns))
+    }
+
+    fn fresh_copy(&self, method: CopyMethod) -> Result<Outcome, Error> {
+        let Setting { bytes, page, to, cpu, .. } = self.setting;
+        let memory = self.memory();
+        let target = PrivateMemory::untouched(bytes as usize, page, to)?;
+        let target = Target::private(memory.words(), target);
+        let copy = on_cpu(cpu, || target.copy(method))?;
+        Ok(outcome(copy.ns, 0, copy.cpu_ns))
+    }
+
+    fn leap(
+        &self,
+        engine: EngineChoice,
+        area: Option<usize>,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Option<Outcome>, Error> {
+        let Pools { region, source, destination } = &self.pools;
+        let leap = self.pools.migration(destination).engine(engine);
+        let leap = area.into_iter().fold(leap, |leap, area| leap.area_bytes(area));
+        let pages = (region.len() / region.page_size().bytes()) as u64;
+        let Some(mut outcome) = timed(|| leap.start(), pages, stopped)? else { return Ok(None) };
+        outcome.lost = wrong(words_of(&self.pools)?, self.setting.seed);
+        self.pools.migration(source).run()?;
+        Ok(Some(outcome))
+    }
+
+    fn private(
+        &self,
+        engine: MemoryEngine,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Option<Outcome>, Error> {
+        let Setting { bytes, page, from, to, seed, .. } = self.setting;
+        let memory = self.memory();
+        let began = Instant::now();
+        let reserve = match engine {
+            // The kernel takes fresh memory itself.
+            MemoryEngine::Kernel => None,
+            MemoryEngine::UffdMove => Some(Arc::new(Reserve::new(to, bytes as usize, page)?)),
+        };
+        let populate = began.elapsed().as_nanos() as f64;
+        let leap = self.private_leap(bytes as usize, to, engine);
+        let leap = reserve.iter().fold(leap, MemoryMigration::reserve);
+        let pages = bytes / BASE_PAGE as u64;
+        let Some(mut outcome) = timed(|| leap.start(), pages, stopped)? else { return Ok(None) };
+        outcome.times_ns[1] += if reserve.is_some() { populate } else { 0.0 };
+        drop(reserve);
+        outcome.lost = wrong(memory.words(), seed);
+        if from != to {
+            drop(self.private_leap(bytes as usize, from, engine).start()?.wait());
+        }
+        Ok(Some(outcome))
+    }
+}
+
+impl Scene for Ways {
+    fn cases(&self) -> &[Case] {
+        &self.cases
+    }
+
+    fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    fn measure(
+        &mut self,
+        case: usize,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Option<Outcome>, Error> {
+        match self.ways[case] {
+            Way::Copy(method) => self.copy(method).map(Some),
+            Way::FreshCopy(method) => self.fresh_copy(method).map(Some),
+            Way::Leap { engine, area } => self.leap(engine, area, stopped),
+            Way::Private(engine) => self.private(engine, stopped),
+        }
+    }
+}
+
+/// Times a job from its start; `None` if it was cancelled.
+fn timed(
+    start: impl FnOnce() -> Result<Job, pageleap::Error>,
+    pages: u64,
+    stopped: &dyn Fn() -> bool,
+) -> Result<Option<Outcome>, Error> {
+    let (began, cpu) = (Instant::now(), cpu_ns());
+    let job = start()?;
+    let start_cpu = cpu.zip(cpu_ns()).map(|(from, to)| to - from);
+    finish(&job, |_| if stopped() { Wish::Cancel } else { Wish::GoOn });
+    let whole = began.elapsed().as_nanos() as u64;
+    let report = job.wait();
+    if stopped() {
+        return Ok(None);
+    }
+    check_complete(&report, pages)?;
+    let of_job = report.migrate_cpu_ns.zip(report.recycle_cpu_ns).map(|(one, other)| one + other);
+    let cpu = start_cpu.zip(of_job).map(|(start, job)| start + job);
+    Ok(Some(outcome(report.migrate_ns, whole - report.migrate_ns.min(whole), cpu)))
+}
+
+fn outcome(ns: u64, more: u64, cpu_ns: Option<u64>) -> Outcome {
+    let cpu = cpu_ns.map_or(f64::NAN, |ns| ns as f64);
+    Outcome { times_ns: vec![ns as f64, (ns + more) as f64, cpu], lost: 0 }
+}
+
+fn words_of(pools: &Pools) -> Result<&[AtomicU64], Error> {
+    Ok(pools.region.atomics_u64(0..pools.region.len())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use pageleap::topology::Topology;
+
+    use super::super::{copy, quiet};
+    use super::*;
+
+    const SEED: u64 = 5;
+
+    fn ways(page: PageSize, ways: &[Way]) -> Ways {
+        let topology = Topology::read().unwrap();
+        let node = topology.nodes().iter().find(|node| node.total_bytes > 0).unwrap().id;
+        let cpu = topology.allowed_cpus()[0];
+        let setting = Setting { bytes: 4 << 20, page, from: node, to: node, cpu, seed: SEED };
+        Ways::new(setting, ways, || Ok::<_, Error>(())).unwrap()
+    }
+
+    #[test]
+    fn each_way_takes_time_and_leaves_the_contents_on_the_source() {
+        let few = quiet::ways(PageSize::Base, 4 << 20, &EngineChoice::ALL, Some(&[1 << 20]));
+        let all = [few, copy::ways()].concat();
+        let mut scene = ways(PageSize::Base, &all);
+        let source = scene.pools.source.free_bytes();
+        for case in 0..scene.cases().len() {
+            for _ in 0..2 {
+                let Outcome { times_ns, lost } = scene.measure(case, &|| false).unwrap().unwrap();
+                let labels = &scene.cases()[case].labels;
+                assert!(times_ns[0] > 0.0 && times_ns[1] >= times_ns[0], "{labels:?} {times_ns:?}");
+                assert_eq!(lost, 0, "{labels:?}");
+                assert_eq!(scene.pools.source.free_bytes(), source, "{labels:?}");
+            }
+        }
+        assert_eq!(wrong(words_of(&scene.pools).unwrap(), SEED), 0);
+        assert_eq!(wrong(scene.memory().words(), SEED), 0);
+    }
+
+    #[test]
+    fn a_wrong_word_is_lost() {
+        let leap = Way::Leap { engine: EngineChoice::Auto, area: None };
+        let mut scene = ways(PageSize::Base, &[leap]);
+        words_of(&scene.pools).unwrap()[99].store(0, Ordering::Relaxed);
+        assert_eq!(scene.measure(0, &|| false).unwrap().unwrap().lost, 1);
+    }
+
+    #[test]
+    fn a_stopped_leap_has_no_outcome_and_loses_nothing() {
+        let leap = Way::Leap { engine: EngineChoice::Auto, area: None };
+        let mut scene = ways(PageSize::Base, &[leap]);
+        assert_eq!(scene.measure(0, &|| true).unwrap(), None);
+        assert_eq!(wrong(words_of(&scene.pools).unwrap(), SEED), 0);
+    }
+
+    #[test]
+    fn ways_that_do_not_fit_are_left_out_with_the_reason() {
+        let small = Way::Leap { engine: EngineChoice::Auto, area: Some(64 << 10) };
+        let scene = ways(PageSize::Thp, &[small, Way::Private(MemoryEngine::Kernel)]);
+        assert!(scene.cases().is_empty());
+        let left_out = scene.left_out();
+        assert!(left_out[0].contains("whole pages"), "{left_out:?}");
+        assert!(left_out[1].contains("other nodes only"), "{left_out:?}");
+    }
+
+    #[test]
+    fn sizes_of_areas_are_those_of_the_figure_that_fit() {
+        let mprotect = [pageleap::Engine::Mprotect.into()];
+        let areas = |page, bytes| quiet::ways(page, bytes, &mprotect, None);
+        let leaps = |ways: Vec<Way>| {
+            ways.iter().filter(|way| matches!(way, Way::Leap { area: Some(_), .. })).count()
+        };
+        assert_eq!(leaps(areas(PageSize::Base, 1 << 30)), 11);
+        assert_eq!(leaps(areas(PageSize::Huge2M, 1 << 30)), 8);
+        assert_eq!(leaps(areas(PageSize::Base, 16 << 20)), 9);
+        let auto = quiet::ways(PageSize::Base, 1 << 30, &[EngineChoice::Auto], None);
+        assert_eq!(leaps(auto), 0);
+    }
+}
