@@ -52,10 +52,10 @@ pub use mempolicy::{
 pub use own::{open_own, read_own};
 pub use pagemap::{PageQuery, PageRegion, mapping_at, page_is, pagemap_scan, scan_flag};
 pub use process::{
-    Resource, ResourceLimit, Scheduling, capability, cpu_time_ns, effective_capabilities,
-    has_seccomp_filter, is_node_allowed, kernel_release, own_cpu_clock, policy_mode, reschedule,
-    resource_limit, run_shortly, scheduling, set_thp_disabled, static_memory, thp_disabled,
-    thread_cpu_time_ns,
+    Resource, ResourceLimit, Scheduling, capability, clock_ticks_per_s, cpu_time_ns,
+    effective_capabilities, has_seccomp_filter, is_node_allowed, kernel_release, own_cpu_clock,
+    policy_mode, process_cpu_time_ns, reschedule, resource_limit, run_shortly, scheduling,
+    set_thp_disabled, static_memory, thp_disabled, thread_cpu_time_ns,
 };
 pub use signals::without_file_size_signal;
 pub use threads::{Thread, as_own_thread, is_own_thread, own_stack};

@@ -205,6 +205,30 @@ pub fn cpu_time_ns(clock: libc::clockid_t) -> Result<u64, Errno> {
     Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
+/// The CPU time that all threads of this process have used, and its children that have ended and
+/// were waited for, in nanoseconds (CLOCK_PROCESS_CPUTIME_ID, and RUSAGE_CHILDREN of
+/// `getrusage(2)`).
+///
+/// # Errors
+/// ENOSYS or EPERM: a seccomp filter refuses one of the calls.
+pub fn process_cpu_time_ns() -> Result<u64, Errno> {
+    let own_ns = cpu_time_ns(libc::CLOCK_PROCESS_CPUTIME_ID)?;
+    // SAFETY: the struct is plain data, for which zeros are a valid value.
+    let mut children: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes one struct, which outlives it.
+    check(unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut children) }.into())?;
+    let ns = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
+    Ok(own_ns + ns(children.ru_utime) + ns(children.ru_stime))
+}
+
+/// The clock ticks per second in which files of `/proc` give CPU time (USER_HZ, `sysconf(3)` with
+/// `_SC_CLK_TCK`). `None` if the C library does not know it.
+pub fn clock_ticks_per_s() -> Option<u64> {
+    // SAFETY: the call takes no pointers.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    u64::try_from(ticks).ok().filter(|ticks| *ticks > 0)
+}
+
 /// The addresses of the static variables of the program and its libraries: their writable segments
 /// (`dl_iterate_phdr(3)`).
 pub fn static_memory() -> Vec<Range<usize>> {
@@ -350,5 +374,32 @@ pub fn run_shortly() -> Result<(), Errno> {
         check(libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, attr.size, 0))?;
         attr.runtime = 100_000;
         check(libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0)).map(drop)
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_of_the_process_is_that_of_its_threads_and_of_children() {
+        let own_ns = || cpu_time_ns(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap();
+        let (own_before_ns, before_ns) = (own_ns(), process_cpu_time_ns().unwrap());
+        let spin =
+            || std::iter::repeat_with(|| thread_cpu_time_ns().unwrap()).find(|ns| *ns > 5_000_000);
+        let spun_ns = std::thread::spawn(spin).join().unwrap().unwrap();
+        assert!(process_cpu_time_ns().unwrap() - before_ns >= spun_ns);
+        let count = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
+        let child = std::process::Command::new("sh").args(["-c", count]).status();
+        assert!(child.unwrap().success());
+        // The clock of the process is read first at the start and last at the end. It covers more
+        // than the sum, except for the child.
+        let rise_ns = process_cpu_time_ns().unwrap() - before_ns;
+        assert!(rise_ns > own_ns() - own_before_ns, "{rise_ns}");
+    }
+
+    #[test]
+    fn proc_counts_in_at_least_a_hundred_ticks_per_second() {
+        assert!(clock_ticks_per_s().is_some_and(|ticks| ticks >= 100));
     }
 }

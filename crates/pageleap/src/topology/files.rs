@@ -33,8 +33,8 @@ use crate::error::Error;
 /// Most bytes of a file. Files of sysfs have at most one page, lists of CPUs a few pages (Linux
 /// 5.15), and `/proc/vmstat` has 5 KB.
 const MAX_BYTES: u64 = 1 << 20;
-/// Most bytes of a file that has a part for each CPU, such as `/proc/zoneinfo`: some 100 bytes for
-/// each CPU and zone.
+/// Most bytes of a file that has a part for each CPU: `/proc/zoneinfo` has some 100 bytes for each
+/// CPU and zone, `/proc/cpuinfo` some 2 KB for each CPU.
 const MAX_BYTES_BY_CPU: u64 = 64 << 20;
 /// Most bytes of a file with one number. The kernel writes some twenty.
 const MAX_NUMBER_BYTES: u64 = 4096;
@@ -46,8 +46,8 @@ pub(super) const MAX_ENTRIES: usize = 65_536;
 /// directory, such as `sys/devices/system/node/online` or `proc/self/status`.
 ///
 /// Nothing outside the directory is read, whatever it contains, and no call waits on a FIFO. At
-/// most 1 MB of a file and 65 536 entries of a directory are read. Everything else is an error with
-/// its reason. The directory is opened again for each file, so the value can be copied and kept. It
+/// most 1 MB of a file ([`text_by_cpu`](SysFiles::text_by_cpu): 64 MB) and 65 536 entries of a
+/// directory are read. Everything else is an error with its reason. The directory is opened again for each file, so the value can be copied and kept. It
 /// need not be listable: `/` is closed in some sandboxes.
 #[derive(Clone, Debug)]
 pub struct SysFiles {
@@ -106,8 +106,12 @@ impl SysFiles {
         Bounded::new(self).text_if_there(path)
     }
 
-    /// The text of a file with a part for each CPU, which may be large.
-    pub(crate) fn text_by_cpu(&self, path: &str) -> Result<String, Error> {
+    /// The text of a file with a part for each CPU, such as `proc/cpuinfo` or `proc/zoneinfo`, which
+    /// may be large: up to 64 MB.
+    ///
+    /// # Errors
+    /// As for [`text`](SysFiles::text), with 64 MB in place of 1 MB.
+    pub fn text_by_cpu(&self, path: &str) -> Result<String, Error> {
         let text = self.text_within(path, MAX_BYTES_BY_CPU, &Effort::new())?;
         text.ok_or_else(|| self.missing(path))
     }
