@@ -24,6 +24,7 @@
 //! * [`scenarios`]: those beside threads that use up bandwidth, with page tables placed by a rule.
 //! * [`experiments`]: the experiments of *Taking the Leap*, each with its rivals.
 //! * [`churn`]: threads that allocate and free memory, to compare allocators.
+//! * [`host`]: the machine beside results, and the noise on it while something is measured.
 //! * [`memcpy`]: the base line for leaps: copies of the same bytes by one thread.
 //! * [`private`]: private anonymous memory for measurements.
 //! * [`sample`]: the results of one leap beside one load.
@@ -39,6 +40,7 @@ pub mod document;
 pub mod experiments;
 pub mod export;
 pub mod figures;
+pub mod host;
 pub mod jobs;
 pub mod leap;
 pub mod load;
