@@ -10,6 +10,7 @@ mod bytes;
 mod demo;
 mod doctor;
 mod engine;
+mod environment;
 mod export;
 mod generate;
 mod interrupt;

@@ -21,6 +21,7 @@ use pageleap_measure::matrix::thread_counts;
 use pageleap_measure::method;
 use pageleap_measure::statistics::Summary;
 
+use crate::environment::Environment;
 use crate::export::Exports;
 use crate::progress::Steps;
 use crate::stop::{Refusal, Stop};
@@ -126,6 +127,7 @@ struct Row {
 pub fn run(args: &AllocatorsArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     interrupt::install();
+    let environment = Environment::start();
     let cpus = available_parallelism().map_or(1, usize::from);
     let threads = if args.threads.is_empty() { thread_counts(cpus) } else { args.threads.clone() };
     let (candidates, missing) = candidates(&args.alloc)?;
@@ -133,7 +135,10 @@ pub fn run(args: &AllocatorsArgs) -> Result<(), Stop> {
     let ended = measure_all(args, &threads, &candidates, &mut rows);
     let printed = match rows.is_empty() {
         true => Ok(()),
-        false => exports.print(&document(args, cpus, &candidates, &rows, missing)?, args.json),
+        false => {
+            let document = document(args, cpus, &candidates, &rows, missing)?;
+            exports.print(&environment.add_to(document), args.json)
+        }
     };
     export::conclude(ended, printed)
 }

@@ -11,6 +11,7 @@ use pageleap_measure::load::{Pattern, Rate, Rows, Work, Writing};
 
 use super::allocators::AllocatorsArgs;
 use super::experiments::ExperimentCommand;
+use super::memory::once_each;
 use super::page_tables::PageTablesArgs;
 use super::prober::ProberArgs;
 use crate::bytes;
@@ -523,16 +524,6 @@ fn engine_help() -> String {
         MemoryEngine::UffdMove,
         MemoryEngine::Kernel
     )
-}
-
-pub fn once_each<T: Copy + PartialEq>(items: &[T]) -> Vec<T> {
-    let mut kept = Vec::new();
-    for item in items {
-        if !kept.contains(item) {
-            kept.push(*item);
-        }
-    }
-    kept
 }
 
 fn rate(text: &str) -> Result<Rate, String> {

@@ -12,7 +12,7 @@ use pageleap_measure::method;
 use super::Bench;
 use super::args::{EnginesArgs, Kind, LoadKind};
 use super::job_rows::in_short;
-use super::place::stop_between_leaps;
+use super::memory::stop_between_leaps;
 use super::rows::JobGroup;
 use crate::interrupt;
 use crate::progress::Steps;

@@ -13,6 +13,7 @@ mod experiments;
 mod gaps;
 mod job_rows;
 mod jobs;
+mod memory;
 mod page_tables;
 mod place;
 mod prober;
@@ -33,6 +34,7 @@ use args::{BenchCommand, EngineRow, EnginesArgs, Kind, NamedLoad};
 use place::Place;
 use rows::{Bench, Case, Group, Setting};
 
+use crate::environment::Environment;
 use crate::machine;
 use crate::progress::Steps;
 use crate::stop::{Refusal, Stop};
@@ -54,6 +56,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Stop> {
 fn engines(args: &EnginesArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     interrupt::install();
+    let environment = Environment::start();
     let nodes = machine::nodes(PageSize::Base)?;
     let (from, to) = machine::choose_nodes(&nodes, args.from, args.to)?;
     let size = (!args.loads(args.size).is_empty()).then_some(args.size);
@@ -88,7 +91,7 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
     let ended = measure_all(args, &mut bench).and_then(|()| jobs::measure_all(args, &mut bench));
     let printed = match bench.rows() {
         0 => Ok(()),
-        _ => exports.print(&bench.document(), args.json),
+        _ => exports.print(&environment.add_to(bench.document()), args.json),
     };
     export::conclude(conclude(&bench, ended), printed)
 }
@@ -172,7 +175,7 @@ fn place_for(
     let page = kind.page;
     let bytes = args.region_bytes(page);
     let nodes = machine::nodes(page)?;
-    let why = match place::missing_huge_pages(bytes, page, &nodes, from, to) {
+    let why = match memory::missing_huge_pages(bytes, page, &nodes, from, to) {
         Some(why) => why,
         None => match Place::build(bytes, kind, from, to) {
             Ok(place) => return Ok(Some(place)),

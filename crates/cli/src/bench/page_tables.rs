@@ -13,6 +13,7 @@ use pageleap_measure::views::{self as measured_views, Bench};
 use super::scenarios::{self, Scenery};
 use super::summaries::{middle, ns, ratio, span};
 use super::views;
+use crate::environment::Environment;
 use crate::export::Exports;
 use crate::machine;
 use crate::progress::Steps;
@@ -126,6 +127,7 @@ Examples:
 pub fn run(args: &PageTablesArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     interrupt::install();
+    let environment = Environment::start();
     let nodes = machine::nodes(PageSize::Base)?;
     let (from, to) = machine::choose_nodes(&nodes, args.from, args.to)?;
     let topology = Topology::read()?;
@@ -153,7 +155,10 @@ pub fn run(args: &PageTablesArgs) -> Result<(), Stop> {
         || !rows.views.is_empty()
         || scenery.as_ref().is_some_and(|scenery| scenery.complete() > 0);
     let printed = match has_runs {
-        true => exports.print(&document(args, &rows, scenery.as_ref())?, args.json),
+        true => {
+            let document = document(args, &rows, scenery.as_ref())?;
+            exports.print(&environment.add_to(document), args.json)
+        }
         false => Ok(()),
     };
     let lost = rows.lost();

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use pageleap::pool::reserve_command;
 use pageleap::{
     BASE_PAGE, Job, MemoryEngine, MemoryMigration, Migration, NodeId, PageSize, Reserve,
 };
@@ -16,15 +15,12 @@ use pageleap_measure::memcpy::Target;
 use pageleap_measure::private::PrivateMemory;
 
 use super::args::{EngineRow, EnginesArgs, Kind};
-use crate::interrupt;
+use super::memory::{USABLE_SHARE, stop_between_leaps};
 use crate::machine::NodeMemory;
 use crate::stop::{Refusal, Stop};
 
 /// Rows of regions come from `EnginesArgs::rows`.
 const OF_REGION: &str = "rows of regions name engines of regions";
-
-/// Largest share of the free memory that is taken; the rest is for page tables and other programs.
-pub const USABLE_SHARE: f64 = 0.95;
 
 /// The memory that leaps, with a shadow copy of its contents.
 pub struct Place {
@@ -83,11 +79,6 @@ impl Private {
         let migration = unsafe { MemoryMigration::new().range(self.memory.as_ptr(), bytes, to) };
         migration.engine(engine).renew(self.from == self.to)
     }
-}
-
-/// Ends the command if a signal has arrived, while memory is taken.
-pub fn stop_between_leaps() -> Result<(), Stop> {
-    interrupt::stop_if_received(|| "no leap was under way".to_owned())
 }
 
 impl Memory {
@@ -240,32 +231,6 @@ pub fn check_memory(
     Ok(())
 }
 
-/// Why pages of this size cannot be measured here: too few huge pages are reserved and free.
-pub fn missing_huge_pages(
-    bytes: u64,
-    page: PageSize,
-    nodes: &[NodeMemory],
-    from: u32,
-    to: u32,
-) -> Option<String> {
-    if !page.is_hugetlb() {
-        return None;
-    }
-    let pages = bytes / page.bytes() as u64;
-    let demands =
-        if from == to { vec![(from, 2 * pages)] } else { vec![(from, pages), (to, pages)] };
-    demands.into_iter().find_map(|(id, needed)| {
-        let free = nodes.iter().find(|node| node.id == id).map_or(0, |node| node.free_huge_pages);
-        (free < needed).then(|| {
-            format!(
-                "needs {needed} free huge pages of {} on node {id}, which has {free}; as root: {}",
-                human_bytes(page.bytes() as f64),
-                reserve_command(NodeId(id), page, needed - free),
-            )
-        })
-    })
-}
-
 /// Why areas of this size cannot be measured with pages of this size.
 pub fn unfit_area(area: Option<usize>, page: PageSize) -> Option<String> {
     area.filter(|area| area % page.bytes() != 0).map(|area| {
@@ -318,16 +283,6 @@ mod tests {
         let refusal = check_memory(&args("4k"), &[PageSize::Base.into()], &[node(0, 0, 0)], 0, 0)
             .unwrap_err();
         assert!(refusal.to_string().ends_with("free some memory"), "{refusal}");
-    }
-
-    #[test]
-    fn missing_huge_pages_are_counted_on_both_nodes() {
-        let page = PageSize::Huge2M;
-        let nodes = [node(0, 1 << 30, 8), node(1, 1 << 30, 3)];
-        assert_eq!(missing_huge_pages(8 << 20, page, &nodes, 0, 0), None);
-        let why = missing_huge_pages(8 << 20, page, &nodes, 0, 1).unwrap();
-        assert!(why.contains("needs 4 free huge pages of 2 MiB on node 1, which has 3"), "{why}");
-        assert_eq!(missing_huge_pages(1 << 40, PageSize::Thp, &nodes, 0, 1), None);
     }
 
     #[test]

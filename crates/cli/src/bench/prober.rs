@@ -9,6 +9,7 @@ use pageleap_measure::matrix::buffer_bytes;
 use pageleap_measure::probing::{Both, Probing, Run, SWEEP_BYTES};
 use pageleap_measure::statistics::{Summary, median};
 
+use crate::environment::Environment;
 use crate::export::Exports;
 use crate::machine::{self, initiator};
 use crate::progress::Steps;
@@ -85,6 +86,7 @@ fn shared(caches: &[Cache]) -> u64 {
 pub fn run(args: &ProberArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     interrupt::install();
+    let environment = Environment::start();
     let topology = Topology::read()?;
     let nodes = topology.nodes().iter().filter(|node| args.node.is_none_or(|id| id == node.id.0));
     let mut initiators = nodes.filter_map(|node| initiator(&topology, node));
@@ -118,7 +120,10 @@ pub fn run(args: &ProberArgs) -> Result<(), Stop> {
     })();
     let printed = match runs.is_empty() {
         true => Ok(()),
-        false => exports.print(&document(from.node, bystander, &runs)?, args.json),
+        false => {
+            let document = document(from.node, bystander, &runs)?;
+            exports.print(&environment.add_to(document), args.json)
+        }
     };
     export::conclude(measured, printed)
 }

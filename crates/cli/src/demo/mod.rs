@@ -27,6 +27,7 @@ use home::NodePages;
 use measure::Measured;
 use summary::Summary;
 
+use crate::environment::Environment;
 use crate::stop::Stop;
 use crate::{export, interrupt, progress};
 
@@ -42,6 +43,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     args.check().map_err(|why| Stop::Refused(anyhow!(why)))?;
     let exports = args.exports.open()?;
     interrupt::install();
+    let environment = Environment::start();
     let built = build::build(args)?;
     let first = Observed::of(&built)?;
     let measured = measure::measure(args, &built)?;
@@ -57,7 +59,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     }
     checking.finish_and_clear();
 
-    let printed = exports.print(&summary.document(), args.json);
+    let printed = exports.print(&environment.add_data_to(summary.document()), args.json);
     export::conclude(conclude(&summary, &measured), printed)
 }
 

@@ -161,8 +161,6 @@ pub struct Results {
     pub parts: Vec<Part>,
     /// Cases and scenes that were left out, and what a reader has to know.
     pub notes: Vec<String>,
-    /// The machine, and its noise.
-    pub machine: Vec<Section>,
 }
 
 /// A row of the table: a case of a part.
@@ -213,7 +211,6 @@ impl Results {
         let title = if rows.is_empty() { "" } else { "Medians of all rounds" };
         sections.push(Section::new("rows", title, Body::Table(self.table(&rows))));
         sections.push(self.method_section());
-        sections.extend(self.machine.iter().cloned());
         sections.push(Section::data("samples", Body::Table(self.samples(&rows))));
         let title = if self.notes.is_empty() { "" } else { "Notes" };
         sections.push(Section::new("notes", title, Body::Notes(self.notes.clone())));
@@ -420,7 +417,6 @@ mod tests {
             method,
             parts: vec![part],
             notes: vec!["left out: nothing".to_owned()],
-            machine: Vec::new(),
         }
     }
 

@@ -19,8 +19,8 @@ use pageleap_measure::figures::human_bytes;
 pub use args::ExperimentCommand;
 use args::{AccessArgs, CopyArgs, ExperimentArgs, QuietArgs};
 
-use super::args::once_each;
-use super::place::{USABLE_SHARE, missing_huge_pages, stop_between_leaps};
+use super::memory::{USABLE_SHARE, missing_huge_pages, once_each, stop_between_leaps};
+use crate::environment::Environment;
 use crate::machine::{self, NodeMemory, choose_nodes, cores};
 use crate::progress::{Steps, clock};
 use crate::stop::{Refusal, Stop};
@@ -211,14 +211,14 @@ impl Plan<'_> {
             fact("cpu", "on CPU", Value::count(nodes.cpu)),
         ];
         let method = args.method();
-        let mut results =
-            Results { about, setting, method, parts: Vec::new(), notes, machine: Vec::new() };
+        let environment = Environment::start();
+        let mut results = Results { about, setting, method, parts: Vec::new(), notes };
         let measured = scenes.into_iter().try_for_each(|(heading, may_lack, build)| {
             measure(&mut results, heading, may_lack, build)
         });
         let printed = match results.rounds() {
             0 => Ok(()),
-            _ => exports.print(&results.document(), args.json),
+            _ => exports.print(&environment.add_to(results.document()), args.json),
         };
         export::conclude(conclude(&results, measured), printed)
     }
