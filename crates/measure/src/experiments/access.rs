@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use pageleap::{NodeId, PageSize};
 
-use super::{About, Case, Label, Metric, Outcome, PAGE, Scene, label};
+use super::{About, Case, Label, Outcome, PAGE, Scene, label, time};
 use crate::Error;
 use crate::experiments::memory::private;
 use crate::matrix::on_cpu;
@@ -23,10 +23,10 @@ pub const ABOUT: About = About {
     title: "Access to local and remote memory by one thread",
     figure: "000, Figure 1",
     labels: &[label("pattern", "pattern", "each word in order, or words at random"), PAGE, PLACE],
-    metrics: &[Metric { key: "time", head: "time", meaning: "" }],
+    metrics: &[time("time", "time", "")],
 };
 
-const PLACE: Label = label("place", "memory", "on the node of the thread, or on the other one");
+const PLACE: Label = label("memory", "memory", "on the node of the thread, or on the other one");
 
 /// The most accesses at random, as in the paper.
 const MOST_RANDOM: usize = 10_000_000;
@@ -158,7 +158,7 @@ impl Scene for Access {
         let words = self.memories[memory].words();
         let (accesses, seed) = (self.setting.random_accesses(), self.setting.seed);
         let ns = on_cpu(self.setting.cpu, || access(words, pattern, accesses, seed))?;
-        Ok(Some(Outcome { times_ns: vec![ns as f64], lost: 0 }))
+        Ok(Some(Outcome { numbers: vec![ns as f64], lost: 0 }))
     }
 }
 
@@ -240,7 +240,7 @@ mod tests {
             };
             let before = sum(&access);
             let outcome = access.measure(case, &|| false).unwrap().unwrap();
-            assert!(outcome.times_ns[0] > 0.0);
+            assert!(outcome.numbers[0] > 0.0);
             let writes = matches!(pattern, Pattern::WriteInOrder | Pattern::WriteAtRandom);
             assert_eq!(sum(&access) != before, writes, "{pattern:?}");
         }

@@ -28,15 +28,55 @@ pub use self::results::{Part, Results};
 use crate::Error;
 use crate::document::Value;
 
-/// A time that each case has in each round.
+/// The unit of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Nanoseconds.
+    Ns,
+    /// A part of a whole, which may be more than 1 if the whole was exceeded.
+    Share,
+}
+
+impl Unit {
+    /// The end of names in this unit, for programs.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Unit::Ns => "_ns",
+            Unit::Share => "_ratio",
+        }
+    }
+
+    /// A number in this unit; unknown if it is infinite or none.
+    pub fn value(self, number: f64) -> Value {
+        match self {
+            _ if !number.is_finite() => Value::Unknown,
+            Unit::Ns => Value::Ns(number.round() as u64),
+            Unit::Share => Value::Share(number),
+        }
+    }
+}
+
+/// A number that each case has in each round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// Its name for programs, without the unit `_ns`.
+    /// Its name for programs, without the unit.
     pub key: &'static str,
     /// Its name for people, one word.
     pub head: &'static str,
     /// The meaning of the head. Empty if the head is clear by itself.
     pub meaning: &'static str,
+    /// Its unit.
+    pub unit: Unit,
+}
+
+/// A time, in short.
+pub const fn time(key: &'static str, head: &'static str, meaning: &'static str) -> Metric {
+    Metric { key, head, meaning, unit: Unit::Ns }
+}
+
+/// A share, in short.
+pub const fn share(key: &'static str, head: &'static str, meaning: &'static str) -> Metric {
+    Metric { key, head, meaning, unit: Unit::Share }
 }
 
 /// A property that tells cases apart.
@@ -71,9 +111,9 @@ pub struct Case {
 /// One measurement of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// A time for each metric of the experiment, in nanoseconds. NaN is an unknown one. The first
-    /// one counts.
-    pub times_ns: Vec<f64>,
+    /// A number for each metric of the experiment. NaN is an unknown one. The first one is the time
+    /// that counts.
+    pub numbers: Vec<f64>,
     /// Words with a wrong value afterwards.
     pub lost: u64,
 }
@@ -89,7 +129,7 @@ pub struct About {
     pub figure: &'static str,
     /// The properties that tell cases apart, in the order of columns.
     pub labels: &'static [Label],
-    /// The times of each case. The first one counts.
+    /// The numbers of each case. The first one is the time that counts.
     pub metrics: &'static [Metric],
 }
 

@@ -117,7 +117,7 @@ struct View<'a> {
 
 impl View<'_> {
     fn numbers(&self, case: usize, metric: usize) -> Vec<f64> {
-        let number = |round: &Vec<Placed<Outcome>>| round[case].of.times_ns[metric];
+        let number = |round: &Vec<Placed<Outcome>>| round[case].of.numbers[metric];
         self.rounds.whole().iter().map(number).collect()
     }
 
@@ -222,7 +222,7 @@ impl Results {
         let labels = self.about.labels.iter();
         heads.extend(labels.map(|label| shown(label.key, label.head, label.meaning)));
         for (at, metric) in self.about.metrics.iter().enumerate() {
-            let key = |of: &str| format!("{}{of}_ns", metric.key);
+            let key = |of: &str| format!("{}{of}{}", metric.key, metric.unit.suffix());
             heads.push(shown(key(""), metric.head, metric.meaning));
             heads.extend(["_min", "_max", "_low", "_high"].map(|of| data(key(of))));
             if at == 0 {
@@ -249,9 +249,9 @@ impl Results {
         let view = &row.view;
         let mut cells = vec![Value::count(row.number)];
         cells.extend(view.cases[row.case].labels.iter().cloned());
-        for at in 0..self.about.metrics.len() {
+        for (at, metric) in self.about.metrics.iter().enumerate() {
             let of = view.metric(row.case, at);
-            cells.extend(five(of).map(time));
+            cells.extend(five(of).map(|number| in_unit(number, *metric)));
             if at == 0 {
                 cells.push(of.map_or(Value::Unknown, range));
             }
@@ -272,14 +272,15 @@ impl Results {
 
     fn samples(&self, rows: &[Row<'_>]) -> Table {
         let mut heads: Vec<Head> = ["row", "round", "place"].map(data).into();
-        let key = |of: &Metric| format!("{}_ns", of.key);
+        let key = |of: &Metric| format!("{}{}", of.key, of.unit.suffix());
         heads.extend(self.about.metrics.iter().map(|metric| data(key(metric))));
         let mut cells = Vec::new();
         for row in rows {
             for (round, results) in row.view.rounds.whole().iter().enumerate() {
                 let Placed { place, of } = &results[row.case];
                 let mut line = [row.number, round, *place].map(Value::count).to_vec();
-                line.extend(of.times_ns.iter().map(|ns| time(Some(*ns))));
+                let numbers = of.numbers.iter().zip(self.about.metrics);
+                line.extend(numbers.map(|(number, metric)| metric.unit.value(*number)));
                 cells.push(line);
             }
         }
@@ -348,10 +349,8 @@ fn five(of: Option<Estimate>) -> [Option<f64>; 5] {
     ]
 }
 
-/// A time; unknown if it is none.
-fn time(ns: Option<f64>) -> Value {
-    let ns = ns.filter(|ns| ns.is_finite());
-    ns.map_or(Value::Unknown, |ns| Value::Ns(ns.round() as u64))
+fn in_unit(number: Option<f64>, metric: Metric) -> Value {
+    number.map_or(Value::Unknown, |number| metric.unit.value(number))
 }
 
 fn range(of: Estimate) -> Value {
@@ -377,7 +376,7 @@ mod tests {
     use serde_json::Value as Json;
 
     use super::*;
-    use crate::experiments::{Metric, label};
+    use crate::experiments::{label, time};
     use crate::export::Format;
 
     const ABOUT: About = About {
@@ -385,10 +384,7 @@ mod tests {
         title: "A made-up experiment",
         figure: "none",
         labels: &[label("way", "way", ""), label("area_bytes", "area", "")],
-        metrics: &[
-            Metric { key: "time", head: "time", meaning: "" },
-            Metric { key: "cpu", head: "CPU", meaning: "" },
-        ],
+        metrics: &[time("time", "time", ""), time("cpu", "CPU", "")],
     };
 
     /// Three cases: two candidates for the base, and one that takes twice as long as the second in
@@ -409,7 +405,7 @@ mod tests {
             let slow = 1.0 + turn.round.unwrap() as f64;
             let ns = slow * [1500.0, 1000.0, 2000.0][turn.thing];
             let lost = u64::from(turn.thing == 2 && turn.round == Some(1));
-            part.rounds.add(Outcome { times_ns: vec![ns, f64::NAN], lost });
+            part.rounds.add(Outcome { numbers: vec![ns, f64::NAN], lost });
         }
         Results {
             about: &ABOUT,

@@ -14,7 +14,7 @@ use pageleap::{
 };
 
 use super::memory::{Pools, fill, private, refused, wrong};
-use super::{Case, Label, Metric, Outcome, Scene, label};
+use super::{Case, Label, Metric, Outcome, Scene, label, time};
 use crate::Error;
 use crate::document::Value;
 use crate::leap::{Wish, check_complete, finish};
@@ -30,14 +30,14 @@ pub const LABELS: [Label; 2] = [
 
 /// The times of a way.
 pub const METRICS: [Metric; 3] = [
-    Metric { key: "time", head: "time", meaning: "until the last page had moved" },
-    Metric {
-        key: "whole",
-        head: "whole",
-        meaning: "with the recycling of vacated frames, and with populating the reserve of \
-                  private memory, which a program may do long before",
-    },
-    Metric { key: "cpu", head: "CPU", meaning: "CPU time of all threads for the whole" },
+    time("time", "time", "until the last page had moved"),
+    time(
+        "whole",
+        "whole",
+        "with the recycling of vacated frames, and with populating the reserve of private memory, \
+         which a program may do long before",
+    ),
+    time("cpu", "CPU", "CPU time of all threads for the whole"),
 ];
 
 /// A way to move memory, or a copy.
@@ -250,7 +250,7 @@ impl Ways {
         let leap = reserve.iter().fold(leap, MemoryMigration::reserve);
         let pages = bytes / BASE_PAGE as u64;
         let Some(mut outcome) = timed(|| leap.start(), pages, stopped)? else { return Ok(None) };
-        outcome.times_ns[1] += if reserve.is_some() { populate } else { 0.0 };
+        outcome.numbers[1] += if reserve.is_some() { populate } else { 0.0 };
         drop(reserve);
         outcome.lost = wrong(memory.words(), seed);
         if from != to {
@@ -306,7 +306,7 @@ fn timed(
 
 fn outcome(ns: u64, more: u64, cpu_ns: Option<u64>) -> Outcome {
     let cpu = cpu_ns.map_or(f64::NAN, |ns| ns as f64);
-    Outcome { times_ns: vec![ns as f64, (ns + more) as f64, cpu], lost: 0 }
+    Outcome { numbers: vec![ns as f64, (ns + more) as f64, cpu], lost: 0 }
 }
 
 fn words_of(pools: &Pools) -> Result<&[AtomicU64], Error> {
@@ -340,9 +340,9 @@ mod tests {
         let source = scene.pools.source.free_bytes();
         for case in 0..scene.cases().len() {
             for _ in 0..2 {
-                let Outcome { times_ns, lost } = scene.measure(case, &|| false).unwrap().unwrap();
+                let Outcome { numbers, lost } = scene.measure(case, &|| false).unwrap().unwrap();
                 let labels = &scene.cases()[case].labels;
-                assert!(times_ns[0] > 0.0 && times_ns[1] >= times_ns[0], "{labels:?} {times_ns:?}");
+                assert!(numbers[0] > 0.0 && numbers[1] >= numbers[0], "{labels:?} {numbers:?}");
                 assert_eq!(lost, 0, "{labels:?}");
                 assert_eq!(scene.pools.source.free_bytes(), source, "{labels:?}");
             }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use pageleap::{EngineChoice, PageSize};
+use pageleap::{Engine, EngineChoice, PageSize};
 use pageleap_measure::method::Method;
 
+use super::super::memory::once_each;
 use crate::bytes;
 use crate::export::Exports;
 use crate::times;
@@ -55,15 +56,16 @@ Examples:
   pageleap bench quiet
       all engines and sizes of areas: some minutes for each page size
   pageleap bench quiet --quick
-      256 MB, three sizes of areas
+      256 MB, three engines, two sizes of areas
   pageleap bench quiet --engine mprotect --area 512k,16m --page-size 4k --size 4g
       the paper's method at its two best sizes")]
 pub struct QuietArgs {
-    /// Engines that move regions, by comma [default: all]
+    /// Engines that move regions, by comma [default: all; three of them with --quick]
     #[arg(long, value_name = "ENGINES", value_delimiter = ',')]
     pub engine: Option<Vec<EngineChoice>>,
 
-    /// Sizes of areas, by comma [default: those of the figure, 4k to 256m]
+    /// Sizes of areas, by comma [default: those of the figure, 4k to 256m; 512k and 16m with --quick
+    /// and --smoke]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = bytes::region_size)]
     pub area: Option<Vec<u64>>,
 
@@ -73,7 +75,17 @@ pub struct QuietArgs {
 
 impl QuietArgs {
     /// Sizes of areas with `--quick` and `--smoke`.
-    const FEW_AREAS: [usize; 3] = [64 << 10, 2 << 20, 16 << 20];
+    const FEW_AREAS: [usize; 2] = [512 << 10, 16 << 20];
+    /// Engines with `--quick`.
+    const FEW_ENGINES: [Option<Engine>; 3] = [None, Some(Engine::Precopy), Some(Engine::Mprotect)];
+
+    /// The engines, each once.
+    pub fn engines(&self) -> Vec<EngineChoice> {
+        let few =
+            QuietArgs::FEW_ENGINES.map(|engine| engine.map_or(EngineChoice::Auto, Into::into));
+        let default: &[EngineChoice] = if self.common.quick { &few } else { &EngineChoice::ALL };
+        once_each(self.engine.as_deref().unwrap_or(default))
+    }
 
     /// The sizes of areas; `None` for those of the figure.
     pub fn areas(&self) -> Option<Vec<usize>> {
@@ -166,7 +178,7 @@ pub struct MethodArgs {
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub precision: Option<f64>,
 
-    /// Begin no round for a page size that would probably end after this time [default: 5min; 12s
+    /// Begin no round for a page size that would probably end after this time [default: 300s; 12s
     /// with --quick]
     #[arg(long, value_name = "TIME", value_parser = times::timeout)]
     pub time_limit: Option<Duration>,

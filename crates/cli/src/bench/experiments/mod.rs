@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use pageleap::topology::Topology;
-use pageleap::{EngineChoice, NodeId, PageSize};
+use pageleap::{NodeId, PageSize};
 use pageleap_measure::document::{Value, fact};
 use pageleap_measure::experiments::access::{self, Access};
 use pageleap_measure::experiments::ways::{self, Way, Ways};
@@ -144,8 +144,7 @@ fn run_access(args: &AccessArgs) -> Result<(), Stop> {
 }
 
 fn run_quiet(args: &QuietArgs) -> Result<(), Stop> {
-    let all = EngineChoice::ALL.to_vec();
-    let engines = args.engine.as_deref().map_or(all, once_each);
+    let engines = args.engines();
     let areas = args.areas();
     let bytes = args.common.bytes();
     run_ways(&quiet::ABOUT, &args.common, &|page| {

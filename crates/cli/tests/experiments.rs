@@ -1,0 +1,182 @@
+//! Runs the experiments of `pageleap bench` as a user would, on little memory. Times are never
+//! judged.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use common::interrupted;
+use serde_json::Value;
+
+fn bench(flags: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
+    command.arg("bench").args(flags).output().expect("pageleap starts")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The object that a run prints, which must succeed.
+fn object(flags: &[&str]) -> Value {
+    let output = bench(&[flags, &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Checks that rows follow from the samples, and that each round has each row once.
+fn check(object: &Value, rounds: u64) {
+    let (rows, samples) =
+        (object["rows"].as_array().unwrap(), object["samples"].as_array().unwrap());
+    assert!(!rows.is_empty());
+    assert_eq!(samples.len() as u64, rows.len() as u64 * rounds);
+    let time = |row: u64, round: u64| {
+        let is_it = |of: &&Value| of["row"] == row && of["round"] == round;
+        let found: Vec<&Value> = samples.iter().filter(is_it).collect();
+        assert_eq!(found.len(), 1, "row {row}, round {round}");
+        found[0]["time_ns"].as_f64().unwrap()
+    };
+    for (number, row) in rows.iter().enumerate() {
+        assert_eq!((&row["row"], &row["rounds"]), (&number.into(), &rounds.into()));
+        let times: Vec<f64> = (0..rounds).map(|round| time(number as u64, round)).collect();
+        assert!(times.iter().all(|ns| *ns > 0.0), "{row}");
+        let [least, most] = ["time_min_ns", "time_max_ns"].map(|key| row[key].as_f64().unwrap());
+        assert!(times.iter().all(|ns| (least..=most).contains(ns)), "{row} {times:?}");
+        let median = row["time_ns"].as_f64().unwrap();
+        assert!((least..=most).contains(&median), "{row}");
+        let Some(base) = row["base_row"].as_u64() else {
+            assert_eq!(row["ratio"], Value::Null);
+            continue;
+        };
+        let ratios = (0..rounds).map(|round| times[round as usize] / time(base, round));
+        for ratio in ratios {
+            let [least, most] = ["ratio_min", "ratio_max"].map(|key| row[key].as_f64().unwrap());
+            assert!((least * 0.999..=most * 1.001).contains(&ratio), "{row} {ratio}");
+        }
+    }
+}
+
+/// Checks that the rows of a part have other places in the second round: the reverse.
+fn check_mirrored(object: &Value) {
+    let mut places: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    for sample in object["samples"].as_array().unwrap() {
+        let row = sample["row"].as_u64().unwrap();
+        places.entry(row).or_default().push(sample["place"].as_u64().unwrap());
+    }
+    let sums: Vec<u64> = places.values().map(|places| places[0] + places[1]).collect();
+    assert!(sums.iter().all(|sum| *sum == sums[0]), "{places:?}");
+}
+
+fn check_environment(object: &Value) {
+    let host = &object["host"];
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    assert_eq!(host["kernel"], kernel.trim());
+    assert!(!host["nodes"].as_array().unwrap().is_empty());
+    assert!(object["noise"]["elapsed_ns"].as_u64().unwrap() > 0);
+    assert!(object["warnings"].is_array());
+}
+
+#[test]
+fn access_has_a_row_for_each_pattern_and_page_size() {
+    let object = object(&["access", "--size", "4m", "--page-size", "4k,4k", "--runs", "2"]);
+    check(&object, 2);
+    check_mirrored(&object);
+    check_environment(&object);
+    let patterns: Vec<&str> = object["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|row| row["memory"] == "local")
+        .map(|row| row["pattern"].as_str().unwrap())
+        .collect();
+    assert_eq!(patterns, ["read in order", "write in order", "read at random", "write at random"]);
+    assert_eq!((&object["experiment"], &object["bytes"]), (&"access".into(), &(4 << 20).into()));
+}
+
+#[test]
+fn copies_are_compared_with_a_leap_and_fresh_memory() {
+    let flags = ["copy", "--size", "4m", "--page-size", "4k", "--runs", "2", "--warmup", "0"];
+    let object = object(&flags);
+    check(&object, 2);
+    check_mirrored(&object);
+    check_environment(&object);
+    let rows = object["rows"].as_array().unwrap();
+    let ways: Vec<&str> = rows.iter().map(|row| row["way"].as_str().unwrap()).collect();
+    for way in ["memcpy", "memcpy, fresh", "auto"] {
+        assert!(ways.contains(&way), "{ways:?}");
+    }
+    // The base is a copy into mapped memory.
+    for base in rows.iter().filter_map(|row| row["base_row"].as_u64()) {
+        assert!(!ways[base as usize].contains("fresh") && ways[base as usize] != "auto");
+    }
+}
+
+#[test]
+fn quiet_has_engines_over_sizes_of_areas() {
+    let flags = ["quiet", "--size", "4m", "--page-size", "4k", "--runs", "2", "--warmup", "0"];
+    let object = object(&[&flags[..], &["--engine", "mprotect,auto", "--area", "64k,1m"]].concat());
+    check(&object, 2);
+    let rows = object["rows"].as_array().unwrap();
+    let areas = |way: &str| -> Vec<Option<u64>> {
+        let of_way = rows.iter().filter(|row| row["way"] == way);
+        of_way.map(|row| row["area_bytes"].as_u64()).collect()
+    };
+    assert_eq!(areas("mprotect"), [None, Some(64 << 10), Some(1 << 20)]);
+    assert_eq!(areas("auto"), [None]);
+    assert!(areas("precopy").is_empty());
+}
+
+#[test]
+fn text_names_the_machine_and_a_part_without_memory() {
+    let flags = ["copy", "--smoke", "--size", "4m", "--page-size", "4k,2m"];
+    let output = bench(&flags);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    for part in ["000, Figure 2", "ratios to: ", "\nHost\n", "\nNoise\n", "clocksource"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // Either there are huge pages, or the note says why not.
+    assert!(text.contains("left out: pages of 2m") || text.contains("pages of 2m: 1 round"));
+    assert!(text.lines().all(|line| line.chars().count() <= 130), "{text}");
+    let said = stderr(&output);
+    assert!(said.contains("copy, pages of 4k: 1 round, ratios "), "{said}");
+}
+
+#[test]
+fn an_interrupted_run_keeps_its_whole_rounds() {
+    let file = std::env::temp_dir().join(format!("pageleap-rounds-{}.json", std::process::id()));
+    let export = ["--export-json", file.to_str().unwrap()];
+    let flags = ["--size", "2m", "--page-size", "4k", "--engine", "auto", "--warmup", "0"];
+    let endless = ["--max-runs", "60000", "--precision", "0.000001", "--time-limit", "3600s"];
+    let flags = [&["bench", "quiet"], &flags[..], &endless, &export].concat();
+    let output = interrupted(&flags, Duration::from_secs(1));
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    let rounds = said.split("interrupted: ").nth(1).and_then(|text| text.split(' ').next());
+    let rounds: u64 = rounds.unwrap().parse().unwrap();
+    // A machine that is too slow for one round has no result.
+    if rounds > 0 {
+        let object: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        check(&object, rounds);
+        assert_eq!(object["method"]["ended"][0].as_str().unwrap().matches("early").count(), 1);
+    }
+    let _ = std::fs::remove_file(&file);
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused() {
+    for (flags, word) in [
+        (&["quiet", "--precision", "0"][..], "percentage"),
+        (&["quiet", "--runs", "3", "--max-runs", "5"], "cannot be used with"),
+        (&["copy", "--size", "60000g"], "use --size"),
+        (&["access", "--from", "99"], "node 99 does not exist"),
+        (&["quiet", "--engine", "warp"], "warp"),
+        (&["copy", "--smoke", "--quick"], "cannot be used with"),
+    ] {
+        let output = bench(flags);
+        assert_eq!(output.status.code(), Some(2), "{flags:?}");
+        assert!(stderr(&output).contains(word), "{flags:?}: {}", stderr(&output));
+    }
+}
