@@ -36,9 +36,13 @@ impl Beside {
         let pattern = Pattern::Steady { rate: Rate::Max, rows: Rows::Uniform };
         match self {
             Beside::Rest => Work::Rest,
-            Beside::Writer => {
-                Work::Write(Writing { pattern, writers: 1, readers: 0, kernel: false })
-            }
+            Beside::Writer => Work::Write(Writing {
+                pattern,
+                writers: 1,
+                readers: 0,
+                kernel: false,
+                writer_cpu: None,
+            }),
         }
     }
 }

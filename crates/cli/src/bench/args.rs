@@ -477,6 +477,7 @@ impl EnginesArgs {
                 writers: self.writers_of(region_bytes),
                 readers: usize::from(self.readers),
                 kernel: true,
+                writer_cpu: None,
             });
             NamedLoad { kind, work }
         };
@@ -565,7 +566,7 @@ mod tests {
     }
 
     fn written(kind: LoadKind, pattern: Pattern) -> NamedLoad {
-        let writing = Writing { pattern, writers: 1, readers: 0, kernel: true };
+        let writing = Writing { pattern, writers: 1, readers: 0, kernel: true, writer_cpu: None };
         NamedLoad { kind, work: Work::Write(writing) }
     }
 

@@ -219,6 +219,7 @@ impl DemoArgs {
             writers: 1,
             readers: 0,
             kernel: false,
+            writer_cpu: None,
         };
         let work = match self.writes_per_s {
             Rate::PerSecond(0) => Work::Rest,

@@ -136,7 +136,7 @@ impl Access {
                 let place = if *is_remote { "remote" } else { "local" };
                 let labels = vec![pattern.name().into(), page.to_string().into(), place.into()];
                 let bases = bases.into_iter().map(|base| first + base).collect();
-                access.cases.push(Case { labels, bases });
+                access.cases.push(Case { labels, bases, at_rest: Vec::new() });
                 access.work.push((pattern, at));
             }
         }

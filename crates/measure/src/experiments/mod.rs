@@ -12,6 +12,7 @@
 //! * [`copy`]: a copy into fresh and into pooled memory, and the kernel's calls (Figure 2).
 //! * [`quiet`]: all ways to move memory while nothing else runs, over the size of areas (Figure 4).
 //! * [`ways`]: the ways to move memory.
+//! * [`writes`]: the same while a thread writes (Figures 5 and 7, Table 2).
 //! * [`memory`]: the memory that moves, and its contents.
 //! * [`results`]: figures of rows, and the document.
 //!
@@ -23,6 +24,7 @@ pub mod memory;
 pub mod quiet;
 pub mod results;
 pub mod ways;
+pub mod writes;
 
 pub use self::results::{Part, Results};
 use crate::Error;
@@ -104,8 +106,11 @@ pub struct Case {
     /// Its properties: a value for each label of the experiment.
     pub labels: Vec<Value>,
     /// The cases that it is compared with: the one of them with the lowest median is the base.
-    /// Empty: with none.
+    /// Empty: with none. Beside a load these are memcpys beside the same load.
     pub bases: Vec<usize>,
+    /// For a case beside a load, memcpys at rest: the one with the lowest median is its second
+    /// base. Empty: it has none.
+    pub at_rest: Vec<usize>,
 }
 
 /// One measurement of a case.

@@ -42,18 +42,30 @@ pub fn ways(
     engines: &[EngineChoice],
     areas: Option<&[usize]>,
 ) -> Vec<Way> {
+    // `stop-copy` has a bound of its own.
+    let leaps = leaps(page, bytes, engines, areas, |engine| engine != Engine::StopCopy);
+    Way::copies().chain(leaps).chain(MemoryEngine::ALL.map(Way::Private)).collect()
+}
+
+/// Leaps of a region: each of `engines` with the library's areas, and those that are `sized` with
+/// areas of each size up to `bytes`.
+pub(super) fn leaps(
+    page: PageSize,
+    bytes: u64,
+    engines: &[EngineChoice],
+    areas: Option<&[usize]>,
+    sized: impl Fn(Engine) -> bool,
+) -> Vec<Way> {
     let of_figure: &[usize] = if page == PageSize::Base { &SMALL } else { &HUGE };
     let fits = |area: &&usize| **area as u64 <= bytes;
     let sizes: Vec<usize> = areas.unwrap_or(of_figure).iter().filter(fits).copied().collect();
-    let leaps = engines.iter().flat_map(|engine| {
-        // `auto` chooses areas itself, and `stop-copy` has a bound.
-        let has_sizes = match engine.forced() {
-            None => false,
-            Some(engine) => engine != Engine::StopCopy,
-        };
-        let sizes = if has_sizes { sizes.as_slice() } else { &[] };
-        let areas = [None].into_iter().chain(sizes.iter().copied().map(Some));
-        areas.map(|area| Way::Leap { engine: *engine, area })
-    });
-    Way::copies().chain(leaps).chain(MemoryEngine::ALL.map(Way::Private)).collect()
+    let of_engine = |engine: &EngineChoice| {
+        // `auto` chooses areas itself.
+        let has_sizes = engine.forced().is_some_and(&sized);
+        let sizes = if has_sizes { sizes.clone() } else { Vec::new() };
+        let areas = [None].into_iter().chain(sizes.into_iter().map(Some));
+        let engine = *engine;
+        areas.map(move |area| Way::Leap { engine, area })
+    };
+    engines.iter().flat_map(of_engine).collect()
 }

@@ -130,8 +130,17 @@ impl View<'_> {
 
     /// The case that a case is compared with.
     fn base(&self, case: usize) -> Option<usize> {
+        self.fastest(&self.cases[case].bases)
+    }
+
+    /// The memcpy at rest that a case beside a load is compared with.
+    fn at_rest(&self, case: usize) -> Option<usize> {
+        self.fastest(&self.cases[case].at_rest)
+    }
+
+    fn fastest(&self, of: &[usize]) -> Option<usize> {
         let median = |at: &usize| Some((*at, median(&self.numbers(*at, 0))?));
-        let medians = self.cases[case].bases.iter().filter_map(median);
+        let medians = of.iter().filter_map(median);
         medians.min_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(at, _)| at)
     }
 
@@ -236,7 +245,13 @@ impl Results {
         heads.push(data("base_row"));
         heads.push(shown("ratio", "ratio", "time / time of the compared row in the same round"));
         heads.extend(["ratio_min", "ratio_max", "ratio_low", "ratio_high"].map(data));
-        heads.push(shown("", "interval", interval_meaning()));
+        heads.push(shown("", "interval", "bootstrap interval of the median ratio (95 %)"));
+        if self.parts.iter().flat_map(|part| &part.cases).any(|case| !case.at_rest.is_empty()) {
+            heads.push(data("at_rest_row"));
+            heads.push(shown("ratio_at_rest", "at-rest", "ratio to the fastest memcpy at rest"));
+            let keys = ["min", "max", "low", "high"].map(|of| data(format!("ratio_at_rest_{of}")));
+            heads.extend(keys);
+        }
         heads.push(data("rounds"));
         Table {
             heads,
@@ -266,6 +281,12 @@ impl Results {
         let interval = ratio.and_then(|of| of.interval);
         let text = |of: Interval| format!("{} to {}", three_digits(of.low), three_digits(of.high));
         cells.push(interval.map_or(Value::from(""), |of| text(of).into()));
+        if !cases[row.case].at_rest.is_empty() {
+            let base = view.at_rest(row.case).filter(|base| *base != row.case);
+            let ratio = base.and_then(|base| view.ratio(row.case, base));
+            cells.push(base.map_or(Value::Unknown, |base| Value::count(row.first + base)));
+            cells.extend(five(ratio).map(Value::ratio));
+        }
         cells.push(Value::count(view.rounds.count()));
         cells
     }
@@ -333,10 +354,6 @@ fn words<'a>(labels: impl Iterator<Item = &'a Value>) -> String {
     labels.filter_map(word).collect::<Vec<_>>().join(" ")
 }
 
-fn interval_meaning() -> &'static str {
-    "bootstrap interval of the median ratio (95 %)"
-}
-
 /// Median, least, most, and both ends of the interval.
 fn five(of: Option<Estimate>) -> [Option<f64>; 5] {
     let interval = of.and_then(|of| of.interval);
@@ -393,6 +410,7 @@ mod tests {
         let case = |way: &str, area: Value, bases: &[usize]| Case {
             labels: vec![way.into(), area],
             bases: bases.to_vec(),
+            at_rest: Vec::new(),
         };
         let cases = vec![
             case("copy", Value::Bytes(65536), bases[0]),

@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pageleap::{
-    BASE_PAGE, CopyLoop, CopyMethod, EngineChoice, Job, MemoryEngine, MemoryMigration, NodeId,
-    PageSize, Reserve,
+    BASE_PAGE, CopyLoop, CopyMethod, EngineChoice, Job, MemoryEngine, MemoryMigration, Migration,
+    NodeId, PageSize, Reserve,
 };
 
 use super::memory::{Pools, fill, private, refused, wrong};
@@ -78,6 +78,11 @@ impl Way {
         }
     }
 
+    /// Its name and its area, for [`LABELS`].
+    pub(super) fn labels(self) -> Vec<Value> {
+        vec![self.name().into(), self.area()]
+    }
+
     fn area(self) -> Value {
         match self {
             Way::Copy(method) | Way::FreshCopy(method) => Value::Bytes(method.step_bytes as u64),
@@ -86,7 +91,7 @@ impl Way {
         }
     }
 
-    fn is_private(self) -> bool {
+    pub(super) fn is_private(self) -> bool {
         matches!(self, Way::Private(_) | Way::FreshCopy(_))
     }
 }
@@ -156,7 +161,7 @@ impl Ways {
         let bases: Vec<usize> =
             all.ways.iter().enumerate().filter(is_copy).map(|(at, _)| at).collect();
         let case =
-            |way: &Way| Case { labels: vec![way.name().into(), way.area()], bases: bases.clone() };
+            |way: &Way| Case { labels: way.labels(), bases: bases.clone(), at_rest: Vec::new() };
         all.cases = all.ways.iter().map(case).collect();
         Ok(all)
     }
@@ -201,8 +206,24 @@ impl Ways {
         migration.engine(engine).renew(self.setting.from == self.setting.to)
     }
 
-    fn copy(&self, method: CopyMethod) -> Result<Outcome, Error> {
-        let target = Target::new(&self.pools.region, &self.pools.destination)?;
+    /// The ways that this machine can take.
+    pub(super) fn ways(&self) -> &[Way] {
+        &self.ways
+    }
+
+    /// Bytes that move.
+    pub(super) fn bytes(&self) -> u64 {
+        self.setting.bytes
+    }
+
+    /// Memory of the destination for copies of the region.
+    pub(super) fn target(&self) -> Result<Target<'_>, Error> {
+        Target::new(&self.pools.region, &self.pools.destination)
+    }
+
+    /// Copies the region once.
+    pub(super) fn copy(&self, method: CopyMethod) -> Result<Outcome, Error> {
+        let target = self.target()?;
         let copy = on_cpu(self.setting.cpu, || target.copy(method))?;
         Ok(outcome(copy.ns, 0, copy.cpu_ns))
     }
@@ -216,48 +237,83 @@ impl Ways {
         Ok(outcome(copy.ns, 0, copy.cpu_ns))
     }
 
-    fn leap(
-        &self,
-        engine: EngineChoice,
-        area: Option<usize>,
-        stopped: &dyn Fn() -> bool,
-    ) -> Result<Option<Outcome>, Error> {
-        let Pools { region, source, destination } = &self.pools;
-        let leap = self.pools.migration(destination).engine(engine);
-        let leap = area.into_iter().fold(leap, |leap, area| leap.area_bytes(area));
-        let pages = (region.len() / region.page_size().bytes()) as u64;
-        let Some(mut outcome) = timed(|| leap.start(), pages, stopped)? else { return Ok(None) };
-        outcome.lost = wrong(words_of(&self.pools)?, self.setting.seed);
-        self.pools.migration(source).run()?;
-        Ok(Some(outcome))
+    /// A leap of this way, ready to be started.
+    ///
+    /// # Panics
+    /// If the way is a copy.
+    pub(super) fn prepare(&self, way: Way, limit: Option<Duration>) -> Result<Prepared<'_>, Error> {
+        let Setting { bytes, page, to, .. } = self.setting;
+        match way {
+            Way::Copy(_) | Way::FreshCopy(_) => panic!("a copy is no leap"),
+            Way::Leap { engine, area } => {
+                let leap = self.pools.migration(&self.pools.destination).engine(engine);
+                let leap = area.into_iter().fold(leap, Migration::area_bytes);
+                let leap = limit.into_iter().fold(leap, Migration::timeout);
+                let pages = bytes / page.bytes() as u64;
+                Ok(Prepared { start: Box::new(|| leap.start()), pages, populate_ns: 0.0 })
+            }
+            Way::Private(engine) => {
+                let began = Instant::now();
+                let reserve = match engine {
+                    // The kernel takes fresh memory itself.
+                    MemoryEngine::Kernel => None,
+                    MemoryEngine::UffdMove => {
+                        Some(Arc::new(Reserve::new(to, bytes as usize, page)?))
+                    }
+                };
+                let taken = began.elapsed().as_nanos() as f64;
+                let populate_ns = if reserve.is_some() { taken } else { 0.0 };
+                let leap = self.private_leap(bytes as usize, to, engine);
+                let leap = reserve.iter().fold(leap, MemoryMigration::reserve);
+                let leap = limit.into_iter().fold(leap, MemoryMigration::timeout);
+                let pages = bytes / BASE_PAGE as u64;
+                Ok(Prepared { start: Box::new(|| leap.start()), pages, populate_ns })
+            }
+        }
     }
 
-    fn private(
-        &self,
-        engine: MemoryEngine,
-        stopped: &dyn Fn() -> bool,
-    ) -> Result<Option<Outcome>, Error> {
-        let Setting { bytes, page, from, to, seed, .. } = self.setting;
-        let memory = self.memory();
-        let began = Instant::now();
-        let reserve = match engine {
-            // The kernel takes fresh memory itself.
-            MemoryEngine::Kernel => None,
-            MemoryEngine::UffdMove => Some(Arc::new(Reserve::new(to, bytes as usize, page)?)),
+    /// Moves the memory of a way back to the source, while no thread writes to it.
+    pub(super) fn bring_back(&self, way: Way) -> Result<(), Error> {
+        let Setting { bytes, from, to, .. } = self.setting;
+        let report = match way {
+            Way::Copy(_) | Way::FreshCopy(_) => return Ok(()),
+            // Private memory that moved within a node is there already.
+            Way::Private(_) if from == to => return Ok(()),
+            Way::Leap { .. } => self.pools.migration(&self.pools.source).run()?,
+            Way::Private(engine) => self.private_leap(bytes as usize, from, engine).start()?.wait(),
         };
-        let populate = began.elapsed().as_nanos() as f64;
-        let leap = self.private_leap(bytes as usize, to, engine);
-        let leap = reserve.iter().fold(leap, MemoryMigration::reserve);
-        let pages = bytes / BASE_PAGE as u64;
-        let Some(mut outcome) = timed(|| leap.start(), pages, stopped)? else { return Ok(None) };
-        outcome.numbers[1] += if reserve.is_some() { populate } else { 0.0 };
-        drop(reserve);
-        outcome.lost = wrong(memory.words(), seed);
-        if from != to {
-            drop(self.private_leap(bytes as usize, from, engine).start()?.wait());
+        match report.ended.is_completed() {
+            true => Ok(()),
+            false => Err(Error::Incomplete { pages: report.pages.total(), report: report.into() }),
         }
+    }
+
+    /// The words that a way moves.
+    pub(super) fn words(&self, way: Way) -> Result<&[AtomicU64], Error> {
+        match way.is_private() {
+            true => Ok(self.memory().words()),
+            false => words_of(&self.pools),
+        }
+    }
+
+    fn leap(&self, way: Way, stopped: &dyn Fn() -> bool) -> Result<Option<Outcome>, Error> {
+        let Prepared { start, pages, populate_ns } = self.prepare(way, None)?;
+        let Some(mut outcome) = timed(start, pages, stopped)? else { return Ok(None) };
+        outcome.numbers[1] += populate_ns;
+        outcome.lost = wrong(self.words(way)?, self.setting.seed);
+        self.bring_back(way)?;
         Ok(Some(outcome))
     }
+}
+
+/// A leap that has not begun.
+pub(super) struct Prepared<'a> {
+    /// Starts it.
+    pub start: Box<dyn FnOnce() -> Result<Job, pageleap::Error> + 'a>,
+    /// Pages that move, as reports count them.
+    pub pages: u64,
+    /// The time to take and populate a reserve, in nanoseconds.
+    pub populate_ns: f64,
 }
 
 impl Scene for Ways {
@@ -277,8 +333,7 @@ impl Scene for Ways {
         match self.ways[case] {
             Way::Copy(method) => self.copy(method).map(Some),
             Way::FreshCopy(method) => self.fresh_copy(method).map(Some),
-            Way::Leap { engine, area } => self.leap(engine, area, stopped),
-            Way::Private(engine) => self.private(engine, stopped),
+            way => self.leap(way, stopped),
         }
     }
 }

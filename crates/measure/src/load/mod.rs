@@ -56,6 +56,8 @@ pub struct Writing {
     /// Whether the kernel writes a word of each base page, too. The region must then consist of
     /// whole pages.
     pub kernel: bool,
+    /// The CPU on which the writers run; `None`: any.
+    pub writer_cpu: Option<usize>,
 }
 
 /// Work, and the seed of its choices.
@@ -270,7 +272,13 @@ impl<'scope> Threads<'scope> {
         };
         for part in parts(words, mine, &writing, load.seed, shadow.written) {
             let Part { words, shadow, orders } = part;
-            let work = move || writer::run(words, shadow, orders, beside);
+            let work = move || {
+                if let Some(cpu) = writing.writer_cpu {
+                    // A CPU that has gone offline leaves the thread where it is.
+                    let _ = pageleap_sys::set_affinity(0, &[cpu]);
+                }
+                writer::run(words, shadow, orders, beside)
+            };
             threads.workers.push(spawn(scope, "writer", work)?);
         }
         for _ in 0..writing.readers {
@@ -388,7 +396,7 @@ mod tests {
     const FAST: Pattern = Pattern::Steady { rate: Rate::Max, rows: Rows::Uniform };
 
     fn writing(pattern: Pattern, writers: usize, readers: usize, kernel: bool) -> Load {
-        let writing = Writing { pattern, writers, readers, kernel };
+        let writing = Writing { pattern, writers, readers, kernel, writer_cpu: None };
         Load { work: Work::Write(writing), seed: 5 }
     }
 

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use pageleap::{Engine, EngineChoice, PageSize};
+use pageleap_measure::experiments::writes::Writes;
+use pageleap_measure::load::{Rate, Rows};
 use pageleap_measure::method::Method;
 
 use super::super::memory::once_each;
@@ -60,6 +62,16 @@ Examples:
   pageleap bench quiet --engine mprotect --area 512k,16m --page-size 4k --size 4g
       the paper's method at its two best sizes")]
 pub struct QuietArgs {
+    #[command(flatten)]
+    pub leaps: LeapArgs,
+
+    #[command(flatten)]
+    pub common: ExperimentArgs,
+}
+
+/// The engines that are measured, and the sizes of their areas.
+#[derive(Args, Clone, Debug)]
+pub struct LeapArgs {
     /// Engines that move regions, by comma [default: all; three of them with --quick]
     #[arg(long, value_name = "ENGINES", value_delimiter = ',')]
     pub engine: Option<Vec<EngineChoice>>,
@@ -68,32 +80,106 @@ pub struct QuietArgs {
     /// and --smoke]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = bytes::region_size)]
     pub area: Option<Vec<u64>>,
-
-    #[command(flatten)]
-    pub common: ExperimentArgs,
 }
 
-impl QuietArgs {
+impl LeapArgs {
     /// Sizes of areas with `--quick` and `--smoke`.
     const FEW_AREAS: [usize; 2] = [512 << 10, 16 << 20];
     /// Engines with `--quick`.
     const FEW_ENGINES: [Option<Engine>; 3] = [None, Some(Engine::Precopy), Some(Engine::Mprotect)];
 
     /// The engines, each once.
-    pub fn engines(&self) -> Vec<EngineChoice> {
-        let few =
-            QuietArgs::FEW_ENGINES.map(|engine| engine.map_or(EngineChoice::Auto, Into::into));
-        let default: &[EngineChoice] = if self.common.quick { &few } else { &EngineChoice::ALL };
+    pub fn engines(&self, common: &ExperimentArgs) -> Vec<EngineChoice> {
+        let few = LeapArgs::FEW_ENGINES.map(|engine| engine.map_or(EngineChoice::Auto, Into::into));
+        let default: &[EngineChoice] = if common.quick { &few } else { &EngineChoice::ALL };
         once_each(self.engine.as_deref().unwrap_or(default))
     }
 
     /// The sizes of areas; `None` for those of the figure.
-    pub fn areas(&self) -> Option<Vec<usize>> {
+    pub fn areas(&self, common: &ExperimentArgs) -> Option<Vec<usize>> {
         let given = self.area.as_ref();
         let given = given.map(|areas| areas.iter().map(|area| *area as usize).collect());
-        let few = self.common.quick || self.common.smoke;
-        given.or_else(|| few.then(|| QuietArgs::FEW_AREAS.to_vec()))
+        let few = common.quick || common.smoke;
+        given.or_else(|| few.then(|| LeapArgs::FEW_AREAS.to_vec()))
     }
+}
+
+/// Compare all ways to move memory while a thread writes to it (Figures 5 and 7).
+///
+/// A thread on a CPU of the node --to writes random words at a requested rate. The ratio that counts
+/// is that to a memcpy beside the same load, in the same round; the ratio to the memcpy at rest
+/// stands beside it. A migration ends after 10 s, even if pages are left. All words are compared
+/// with the last value that was written to them.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  pageleap bench writes --quick
+      256 MB, two engines, two sizes of areas
+  pageleap bench writes --page-size 4k --rates 1m,10m --skewed none
+      two rates, uniform
+  pageleap bench writes --engine mprotect --area 512k,16m --size 4g --runs 3
+      the paper's method at its two best sizes, the paper's size and number of runs")]
+pub struct WritesArgs {
+    /// Writes per second to random words, by comma: numbers such as 100k or 10m, or max [default:
+    /// 10k,100k,10m; 10k,100k,100m for huge pages]
+    #[arg(long, value_name = "RATES", value_delimiter = ',')]
+    pub rates: Option<Vec<Rate>>,
+
+    /// Writes per second of which 75 % go to one part of 32, by comma, or none [default: 100k]
+    #[arg(long, value_name = "RATES", value_delimiter = ',', value_parser = skewed)]
+    pub skewed: Option<Vec<Option<Rate>>>,
+
+    #[command(flatten)]
+    pub leaps: LeapArgs,
+
+    #[command(flatten)]
+    pub common: ExperimentArgs,
+}
+
+impl WritesArgs {
+    /// The loads of memory with pages of this size.
+    pub fn loads(&self, page: PageSize) -> Vec<Writes> {
+        let of_figure = |rows| {
+            let all = Writes::of_figure(page).into_iter();
+            all.filter(move |writes| writes.rows == rows).collect::<Vec<Writes>>()
+        };
+        let given = |rates: &mut dyn Iterator<Item = Rate>, rows| {
+            rates.map(|rate| Writes { rate, rows }).collect::<Vec<Writes>>()
+        };
+        let uniform = self.rates.as_ref().map_or_else(
+            || of_figure(Rows::Uniform),
+            |rates| given(&mut rates.iter().copied(), Rows::Uniform),
+        );
+        let skewed = self.skewed.as_ref().map_or_else(
+            || of_figure(Rows::Skewed),
+            |rates| given(&mut rates.iter().flatten().copied(), Rows::Skewed),
+        );
+        once_each(&[uniform, skewed].concat())
+    }
+}
+
+fn skewed(text: &str) -> Result<Option<Rate>, String> {
+    if text == "none" { Ok(None) } else { text.parse().map(Some) }
+}
+
+/// Measure the overhead of migrations at 100,000 writes per second (Table 2).
+///
+/// Extra bytes are those that were copied again because they were written meanwhile. Time beyond a
+/// memcpy is the time that is left if the time to copy all bytes that were copied, once more and at
+/// rest, is subtracted.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  pageleap bench overhead
+      the paper's method at the sizes of areas of Table 2, and the library's choice
+  pageleap bench overhead --engine auto,precopy,mprotect --size 4g --page-size 4k
+      other engines, the paper's size")]
+pub struct OverheadArgs {
+    #[command(flatten)]
+    pub leaps: LeapArgs,
+
+    #[command(flatten)]
+    pub common: ExperimentArgs,
 }
 
 /// The experiments, as subcommands of `pageleap bench`.
@@ -101,7 +187,9 @@ impl QuietArgs {
 pub enum ExperimentCommand {
     Access(AccessArgs),
     Copy(CopyArgs),
+    Overhead(OverheadArgs),
     Quiet(QuietArgs),
+    Writes(WritesArgs),
 }
 
 /// Flags of all experiments.

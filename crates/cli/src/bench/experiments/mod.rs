@@ -9,15 +9,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use pageleap::topology::Topology;
-use pageleap::{NodeId, PageSize};
+use pageleap::{Engine, EngineChoice, NodeId, PageSize};
 use pageleap_measure::document::{Value, fact};
 use pageleap_measure::experiments::access::{self, Access};
 use pageleap_measure::experiments::ways::{self, Way, Ways};
+use pageleap_measure::experiments::writes::{self, Loaded, Writes};
 use pageleap_measure::experiments::{About, Part, Results, Scene, copy, quiet};
 use pageleap_measure::figures::human_bytes;
+use pageleap_measure::load::{Rate, Rows};
 
 pub use args::ExperimentCommand;
-use args::{AccessArgs, CopyArgs, ExperimentArgs, QuietArgs};
+use args::{AccessArgs, CopyArgs, ExperimentArgs, OverheadArgs, QuietArgs, WritesArgs};
 
 use super::memory::{USABLE_SHARE, missing_huge_pages, once_each, stop_between_leaps};
 use crate::environment::Environment;
@@ -36,7 +38,9 @@ pub fn run(command: &ExperimentCommand) -> Result<(), Stop> {
         ExperimentCommand::Copy(CopyArgs { common }) => {
             run_ways(&copy::ABOUT, common, &|_| copy::ways())
         }
+        ExperimentCommand::Overhead(args) => run_overhead(args),
         ExperimentCommand::Quiet(args) => run_quiet(args),
+        ExperimentCommand::Writes(args) => run_writes(args),
     }
 }
 
@@ -47,6 +51,8 @@ struct Nodes {
     to: NodeId,
     /// Of the destination, or of any node if that has none for this process.
     cpu: usize,
+    /// Another CPU, of the destination if possible; the same one if there is no other.
+    writer_cpu: usize,
 }
 
 impl Nodes {
@@ -54,12 +60,19 @@ impl Nodes {
         let all = machine::nodes(PageSize::Huge2M)?;
         let (from, to) = choose_nodes(&all, args.from, args.to)?;
         let topology = Topology::read()?;
-        let first = |node| cores(&topology, node).into_iter().flatten().next();
-        let any = topology.nodes().iter().find_map(|node| first(node.id));
-        let Some(cpu) = first(NodeId(to)).or(any) else {
+        let of_node = |node| cores(&topology, node).into_iter().flatten();
+        let mut cpus: Vec<usize> = of_node(NodeId(to)).collect();
+        cpus.extend(topology.nodes().iter().flat_map(|node| of_node(node.id)));
+        let Some(cpu) = cpus.first().copied() else {
             return Err(Refusal::new("the kernel names no CPU for this process".to_owned()).into());
         };
-        Ok(Nodes { all, from: NodeId(from), to: NodeId(to), cpu })
+        let writer_cpu = cpus.into_iter().find(|other| *other != cpu).unwrap_or(cpu);
+        Ok(Nodes { all, from: NodeId(from), to: NodeId(to), cpu, writer_cpu })
+    }
+
+    fn setting(&self, args: &ExperimentArgs, page: PageSize) -> ways::Setting {
+        let Nodes { from, to, cpu, .. } = *self;
+        ways::Setting { bytes: args.bytes(), page, from, to, cpu, seed: args.seed }
     }
 
     /// Refuses memory that a node does not have. `needs`: bytes on the source and the destination.
@@ -144,30 +157,88 @@ fn run_access(args: &AccessArgs) -> Result<(), Stop> {
 }
 
 fn run_quiet(args: &QuietArgs) -> Result<(), Stop> {
-    let engines = args.engines();
-    let areas = args.areas();
+    let (engines, areas) = (args.leaps.engines(&args.common), args.leaps.areas(&args.common));
     let bytes = args.common.bytes();
     run_ways(&quiet::ABOUT, &args.common, &|page| {
         quiet::ways(page, bytes, &engines, areas.as_deref())
     })
 }
 
+fn run_writes(args: &WritesArgs) -> Result<(), Stop> {
+    let common = &args.common;
+    let (engines, areas) = (args.leaps.engines(common), args.leaps.areas(common));
+    let bytes = common.bytes();
+    run_loaded(&writes::ABOUT, common, &|page| {
+        (args.loads(page), writes::ways(page, bytes, &engines, areas.as_deref()))
+    })
+}
+
+fn run_overhead(args: &OverheadArgs) -> Result<(), Stop> {
+    let common = &args.common;
+    let paper = [EngineChoice::Auto, Engine::Mprotect.into()];
+    let engines = args.leaps.engine.as_deref().map_or(paper.to_vec(), once_each);
+    let areas = args.leaps.areas(common).unwrap_or(writes::TABLE_2.to_vec());
+    let load = Writes { rate: Rate::PerSecond(100_000), rows: Rows::Uniform };
+    run_loaded(&writes::OVERHEAD, common, &|page| {
+        (vec![load], writes::ways(page, common.bytes(), &engines, Some(&areas)))
+    })
+}
+
+/// Measures ways to move memory while nothing else runs.
 fn run_ways(
     about: &'static About,
     args: &ExperimentArgs,
     ways: &dyn Fn(PageSize) -> Vec<Way>,
 ) -> Result<(), Stop> {
+    run_pages(about, args, &|page, nodes| {
+        let ways = ways(page);
+        let setting = nodes.setting(args, page);
+        let needs = Ways::needs(setting.bytes, &ways);
+        let build = move || {
+            let scene = Ways::new(setting, &ways, stop_between_leaps)?;
+            Ok(Box::new(scene) as Box<dyn Scene>)
+        };
+        vec![(format!("pages of {page}"), needs, Box::new(build) as Build)]
+    })
+}
+
+/// Measures ways to move memory while a thread writes to it, a scene for each load.
+fn run_loaded(
+    about: &'static About,
+    args: &ExperimentArgs,
+    all: &dyn Fn(PageSize) -> (Vec<Writes>, Vec<Way>),
+) -> Result<(), Stop> {
+    run_pages(about, args, &|page, nodes| {
+        let (loads, ways) = all(page);
+        let scene = |writes: Writes| {
+            let (ways, needs) = (ways.clone(), Loaded::needs(args.bytes(), &ways));
+            let setting = writes::Setting {
+                ways: nodes.setting(args, page),
+                writes,
+                writer_cpu: nodes.writer_cpu,
+            };
+            let build = move || {
+                let scene = Loaded::new(setting, &ways, stop_between_leaps)?;
+                Ok(Box::new(scene) as Box<dyn Scene>)
+            };
+            (format!("pages of {page}, {}", writes.name()), needs, Box::new(build) as Build)
+        };
+        loads.into_iter().map(scene).collect()
+    })
+}
+
+/// A scene with its heading, and the bytes that it needs on the source and the destination.
+type Needing<'a> = (String, [u64; 2], Build<'a>);
+
+/// Measures the scenes of all page sizes.
+fn run_pages<'a>(
+    about: &'static About,
+    args: &ExperimentArgs,
+    of_page: &dyn Fn(PageSize, &Nodes) -> Vec<Needing<'a>>,
+) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     interrupt::install();
     let nodes = Nodes::choose(args)?;
-    let (bytes, pages) = (args.bytes(), once_each(&args.page_size));
-    let of_page = |page: &PageSize| (*page, ways(*page));
-    let of_pages: Vec<(PageSize, Vec<Way>)> = pages.iter().map(of_page).collect();
-    for (page, ways) in &of_pages {
-        if !page.is_hugetlb() {
-            nodes.check(args, Ways::needs(bytes, ways))?;
-        }
-    }
     let mut notes = Vec::new();
     if nodes.from == nodes.to {
         notes.push(
@@ -176,25 +247,18 @@ fn run_ways(
         );
     }
     let mut scenes: Vec<(String, bool, Build)> = Vec::new();
-    for (page, ways) in of_pages {
+    for page in once_each(&args.page_size) {
         let [from, to] = [nodes.from.0, nodes.to.0];
-        if let Some(why) = missing_huge_pages(bytes, page, &nodes.all, from, to) {
+        if let Some(why) = missing_huge_pages(args.bytes(), page, &nodes.all, from, to) {
             notes.push(format!("left out: pages of {page}: {why}"));
             continue;
         }
-        let setting = ways::Setting {
-            bytes,
-            page,
-            from: nodes.from,
-            to: nodes.to,
-            cpu: nodes.cpu,
-            seed: args.seed,
-        };
-        let build = move || {
-            let scene = Ways::new(setting, &ways, stop_between_leaps)?;
-            Ok(Box::new(scene) as Box<dyn Scene>)
-        };
-        scenes.push((format!("pages of {page}"), page != PageSize::Base, Box::new(build)));
+        for (heading, needs, build) in of_page(page, &nodes) {
+            if !page.is_hugetlb() {
+                nodes.check(args, needs)?;
+            }
+            scenes.push((heading, page != PageSize::Base, build));
+        }
     }
     Plan { about, scenes, nodes: &nodes, notes }.run(args, exports)
 }
@@ -207,7 +271,8 @@ impl Plan<'_> {
             fact("bytes", "bytes", Value::Bytes(args.bytes())),
             fact("from", "from node", Value::count(nodes.from.0)),
             fact("to", "to node", Value::count(nodes.to.0)).remark(nodes.remark()),
-            fact("cpu", "on CPU", Value::count(nodes.cpu)),
+            fact("cpu", "copies on CPU", Value::count(nodes.cpu)),
+            fact("writer_cpu", "writer on CPU", Value::count(nodes.writer_cpu)),
         ];
         let method = args.method();
         let environment = Environment::start();

@@ -1,0 +1,317 @@
+//! Migrations while a thread writes to the memory at a requested rate (Figures 5 and 7 of the
+//! paper), and their overhead over a memcpy of all bytes that they copied (Table 2).
+//!
+//! **The ratio that counts is that to a memcpy beside the same load, in the same round**: a memcpy
+//! is slowed down by a writer, too, and so is everything that copies. The ratio to the memcpy at
+//! rest stands beside it. A memcpy is no migration: it loses writes.
+//!
+//! A migration ends after [`LIMIT`], as in the paper, even if pages are left. The writer is on a
+//! CPU of the destination. All its words are compared afterwards.
+
+use std::time::{Duration, Instant};
+
+use pageleap::{CopyMethod, Engine, EngineChoice, MemoryEngine, PageSize};
+
+use super::quiet;
+use super::ways::{self, LABELS, Prepared, Way, Ways};
+use super::{About, Case, Metric, Outcome, Scene, share, time};
+use crate::Error;
+use crate::document::Value;
+use crate::figures::short;
+use crate::leap::{Watched, Wish, watch};
+use crate::load::{Load, Pattern, Rate, Rows, Shadow, Work, Writing, run_beside};
+use crate::matrix::on_cpu;
+use crate::memcpy::METHODS;
+use crate::phase::Phase;
+
+/// The experiment with all loads.
+pub const ABOUT: About = About {
+    name: "writes",
+    title: "Migrations while a thread writes to the memory",
+    figure: "000, Figures 5 and 7",
+    labels: &LABELS,
+    metrics: &METRICS,
+};
+
+/// The experiment of Table 2.
+pub const OVERHEAD: About = About {
+    name: "overhead",
+    title: "The overhead of migrations at 100,000 writes per second",
+    figure: "000, Table 2",
+    labels: &LABELS,
+    metrics: &METRICS,
+};
+
+const METRICS: [Metric; 6] = [
+    time("time", "time", "until the last page had moved, or until the time-out of 10 s"),
+    share("moved", "moved", "pages that moved, of all"),
+    share("kept", "kept", "writes meanwhile, of those that were requested"),
+    share("extra_copied", "extra", "bytes copied again, of all bytes"),
+    share(
+        "beyond_memcpy",
+        "beyond",
+        "time beyond a memcpy at rest of all bytes that were copied, of its time",
+    ),
+    time("max_gap", "gap", "longest gap of the writer"),
+];
+
+/// A migration ends after this time, as in the paper.
+pub const LIMIT: Duration = Duration::from_secs(10);
+/// Copies beside the load go on for at least this time, so that a small memory has a time, too.
+const BESIDE_TIME: Duration = Duration::from_millis(50);
+
+/// Sizes of areas in Table 2.
+pub const TABLE_2: [usize; 5] = [4 << 10, 512 << 10, 2 << 20, 16 << 20, 256 << 20];
+
+/// Writes per second, and where they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writes {
+    /// How many per second.
+    pub rate: Rate,
+    /// Which words.
+    pub rows: Rows,
+}
+
+impl Writes {
+    /// The loads of Figures 5 and 7: 10 K, 100 K, and 10 M writes per second (100 M for huge
+    /// pages), and 100 K of which 75 % go to one part of 32.
+    pub fn of_figure(page: PageSize) -> [Writes; 4] {
+        let most = if page == PageSize::Base { 10_000_000 } else { 100_000_000 };
+        let uniform = |rate| Writes { rate: Rate::PerSecond(rate), rows: Rows::Uniform };
+        let skewed = Writes { rate: Rate::PerSecond(100_000), rows: Rows::Skewed };
+        [uniform(10_000), uniform(100_000), skewed, uniform(most)]
+    }
+
+    /// In words.
+    pub fn name(self) -> String {
+        let rate = match self.rate {
+            Rate::PerSecond(rate) => format!("{} writes/s", short(rate as f64)),
+            Rate::Max => "writes without delay".to_owned(),
+        };
+        match self.rows {
+            Rows::Uniform => rate,
+            Rows::Skewed => format!("{rate}, skewed"),
+        }
+    }
+
+    fn load(self, cpu: usize, seed: u64) -> Load {
+        let Writes { rate, rows } = self;
+        let pattern = Pattern::Steady { rate, rows };
+        let writing =
+            Writing { pattern, writers: 1, readers: 0, kernel: false, writer_cpu: Some(cpu) };
+        Load { work: Work::Write(writing), seed }
+    }
+
+    /// Writes that are requested in this time; `None` for as many as possible.
+    fn requested(self, time: Duration) -> Option<f64> {
+        match self.rate {
+            Rate::PerSecond(rate) => Some(rate as f64 * time.as_secs_f64()),
+            Rate::Max => None,
+        }
+    }
+}
+
+/// The ways that are compared: each of `engines` with the library's areas, and the paper's method
+/// with its sizes of areas, too; or all engines with the sizes `areas`.
+pub fn ways(
+    page: PageSize,
+    bytes: u64,
+    engines: &[EngineChoice],
+    areas: Option<&[usize]>,
+) -> Vec<Way> {
+    let sized = |engine| areas.is_some() || engine == Engine::Mprotect;
+    let mut ways = quiet::leaps(page, bytes, engines, areas, sized);
+    ways.extend(MemoryEngine::ALL.map(Way::Private));
+    ways
+}
+
+/// The setting of a scene.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// Of the memory.
+    pub ways: ways::Setting,
+    /// The load.
+    pub writes: Writes,
+    /// The CPU of the writer.
+    pub writer_cpu: usize,
+}
+
+/// A turn of a case.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    AtRest(CopyMethod),
+    Beside(CopyMethod),
+    Migration(Way),
+}
+
+/// Memory that moves while a thread writes to it.
+pub struct Loaded {
+    ways: Ways,
+    writes: Writes,
+    load: Load,
+    cpu: usize,
+    /// The expected words of the region, and of the private memory.
+    shadows: [Option<Shadow>; 2],
+    turns: Vec<Turn>,
+    cases: Vec<Case>,
+    /// The fastest copy at rest, in a trial before the first round.
+    fastest: CopyMethod,
+}
+
+impl Loaded {
+    /// Bytes on the source and on the destination that these ways need, with a shadow copy of each
+    /// memory.
+    pub fn needs(bytes: u64, ways: &[Way]) -> [u64; 2] {
+        let [from, to] = Ways::needs(bytes, ways);
+        [2 * from, to]
+    }
+
+    /// Takes and fills the memory, and leaves out ways that this machine cannot take.
+    ///
+    /// # Errors
+    /// Those of `go_on`, which is asked between long steps; if there is too little memory, or the
+    /// writer cannot be bound to its CPU.
+    pub fn new<E: From<Error>>(
+        setting: Setting,
+        all: &[Way],
+        go_on: impl Fn() -> Result<(), E>,
+    ) -> Result<Loaded, E> {
+        let Setting { ways, writes, writer_cpu } = setting;
+        on_cpu(writer_cpu, || ())?;
+        let (cpu, seed) = (ways.cpu, ways.seed);
+        let ways = Ways::new(ways, all, go_on)?;
+        let mut turns: Vec<Turn> = METHODS.map(Turn::AtRest).into();
+        turns.extend(METHODS.map(Turn::Beside));
+        turns.extend(ways.ways().iter().copied().map(Turn::Migration));
+        let labels = |turn: &Turn| match turn {
+            Turn::AtRest(method) => labels(Way::Copy(*method), ", at rest"),
+            Turn::Beside(method) => labels(Way::Copy(*method), ", beside"),
+            Turn::Migration(way) => labels(*way, ""),
+        };
+        let copies = METHODS.len();
+        let case = |turn: &Turn| Case {
+            labels: labels(turn),
+            bases: (copies..2 * copies).collect(),
+            at_rest: (0..copies).collect(),
+        };
+        let cases = turns.iter().map(case).collect();
+        let load = writes.load(writer_cpu, seed);
+        let mut tried = Vec::new();
+        for method in METHODS {
+            tried.push((ways.copy(method)?.numbers[0], method));
+        }
+        let fastest = tried.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other));
+        let (_, fastest) = fastest.expect("there are methods");
+        Ok(Loaded { ways, writes, load, cpu, shadows: [None, None], turns, cases, fastest })
+    }
+
+    fn beside(&mut self, method: CopyMethod) -> Result<Outcome, Error> {
+        let (writes, cpu) = (self.writes, self.cpu);
+        let first = Way::Copy(method);
+        let target = self.ways.target()?;
+        let words = self.ways.words(first)?;
+        let shadow = self.shadows[0].get_or_insert_with(|| Shadow::of(words));
+        let (timed, log) = run_beside(&self.load, words, shadow, |beside| {
+            beside.stage.enter(Phase::Memcpy);
+            let (start, before) = (Instant::now(), beside.completed());
+            let copies = on_cpu(cpu, || {
+                let mut copies = 0;
+                while copies == 0 || start.elapsed() < BESIDE_TIME {
+                    target.copy(method);
+                    copies += 1;
+                }
+                copies
+            })?;
+            let took = start.elapsed();
+            Ok::<_, Error>((took, f64::from(copies), beside.completed() - before))
+        })?;
+        let (took, copies, written) = timed;
+        let kept = writes.requested(took).map_or(f64::NAN, |asked| written as f64 / asked);
+        let gap = log.gaps.quantile_ns(Phase::Memcpy, 1.0).map_or(f64::NAN, |ns| ns as f64);
+        let ns = took.as_nanos() as f64 / copies;
+        let numbers = vec![ns, f64::NAN, kept, f64::NAN, f64::NAN, gap];
+        Ok(Outcome { numbers, lost: shadow.lost(words) })
+    }
+
+    /// The time of a memcpy at rest of the memory, as often as `passes` says.
+    fn copied_ns(&self, passes: f64) -> Result<f64, Error> {
+        let whole = passes.ceil().max(1.0);
+        let mut ns = 0.0;
+        for _ in 0..whole as usize {
+            ns += self.ways.copy(self.fastest)?.numbers[0];
+        }
+        Ok(ns * passes / whole)
+    }
+
+    fn migration(
+        &mut self,
+        way: Way,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Option<Outcome>, Error> {
+        let words = self.ways.words(way)?;
+        let shadow = &mut self.shadows[usize::from(way.is_private())];
+        let shadow = shadow.get_or_insert_with(|| Shadow::of(words));
+        let Prepared { start, pages, .. } = self.ways.prepare(way, Some(LIMIT))?;
+        let look = |_: &_| if stopped() { Wish::Cancel } else { Wish::GoOn };
+        let (leap, log) =
+            run_beside(&self.load, words, shadow, |beside| watch(start, beside, look))?;
+        let lost = shadow.lost(words);
+        if lost > 0 {
+            // So that the next turn is not blamed for them.
+            shadow.accept(words);
+        }
+        if stopped() && lost == 0 {
+            return Ok(None);
+        }
+        self.ways.bring_back(way)?;
+        let Watched { report, elapsed, writes, .. } = leap;
+        let is_complete = report.ended.is_completed() && report.pages.migrated == pages;
+        let ns = if is_complete { report.migrate_ns as f64 } else { elapsed.as_nanos() as f64 };
+        let requested = self.writes.requested(elapsed);
+        let kept = requested.map_or(f64::NAN, |requested| writes as f64 / requested);
+        let bytes = self.ways.bytes() as f64;
+        let copied = self.copied_ns(report.bytes_copied as f64 / bytes)?;
+        let gap = log.gaps.quantile_ns(Phase::During, 1.0).map_or(f64::NAN, |ns| ns as f64);
+        let numbers = vec![
+            ns,
+            report.pages.migrated as f64 / pages as f64,
+            kept,
+            report.bytes_recopied as f64 / bytes,
+            ns / copied - 1.0,
+            gap,
+        ];
+        Ok(Some(Outcome { numbers, lost }))
+    }
+}
+
+fn labels(way: Way, when: &str) -> Vec<Value> {
+    let mut labels = way.labels();
+    labels[0] = format!("{}{when}", way.name()).into();
+    labels
+}
+
+impl Scene for Loaded {
+    fn cases(&self) -> &[Case] {
+        &self.cases
+    }
+
+    fn left_out(&self) -> &[String] {
+        self.ways.left_out()
+    }
+
+    fn measure(
+        &mut self,
+        case: usize,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Option<Outcome>, Error> {
+        match self.turns[case] {
+            Turn::AtRest(method) => {
+                let ns = self.ways.copy(method)?.numbers[0];
+                let numbers = [[ns].as_slice(), &[f64::NAN; METRICS.len() - 1]].concat();
+                Ok(Some(Outcome { numbers, lost: 0 }))
+            }
+            Turn::Beside(method) => self.beside(method).map(Some),
+            Turn::Migration(way) => self.migration(way, stopped),
+        }
+    }
+}
