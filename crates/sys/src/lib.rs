@@ -19,6 +19,7 @@ mod errno;
 mod exec;
 mod files;
 mod futex;
+mod hugetlb;
 mod memory;
 mod mempolicy;
 mod own;
@@ -38,6 +39,7 @@ pub use errno::Errno;
 pub use exec::{ChildState, exec, fork, poll_child};
 pub use files::{Entries, link_target, open_beneath, open_entry};
 pub use futex::{futex_wait, futex_wake_all};
+pub use hugetlb::map_private_huge;
 pub use memory::{
     Advice, Event, MFD_NOEXEC_SEAL, check_that_huge_tables_drop, discard, duplicate_mapping,
     exchange_page_tables, is_mapped, is_over_address_space_limit, lock, map_file,
@@ -46,8 +48,8 @@ pub use memory::{
     signal_event, unlock, unmap, vacate,
 };
 pub use mempolicy::{
-    MAX_NODES, Policy, ThreadPolicy, bind, interleave, move_pages, mpol, nodes_of_pages,
-    prefer_node,
+    MAX_NODES, MappingPolicy, Policy, ThreadPolicy, bind, bind_and_move, interleave, move_pages,
+    mpol, nodes_of_pages, prefer_node,
 };
 pub use own::{open_own, read_own};
 pub use pagemap::{PageQuery, PageRegion, mapping_at, page_is, pagemap_scan, scan_flag};

@@ -15,6 +15,8 @@ const MPOL_INTERLEAVE: libc::c_int = 3;
 const MPOL_MF_MOVE: libc::c_int = 1 << 1;
 /// Move pages that other processes map, too.
 const MPOL_MF_MOVE_ALL: libc::c_int = 1 << 2;
+/// Ask for the policy of an address, not of the thread (Linux 2.6.7).
+const MPOL_F_ADDR: libc::c_int = 1 << 1;
 /// Node ids are physical ids, and stay so when the cpuset changes (Linux 2.6.26).
 const MPOL_F_STATIC_NODES: libc::c_int = 1 << 15;
 
@@ -82,7 +84,23 @@ pub unsafe fn bind(addr: usize, len: usize, policy: Policy) -> Result<(), Errno>
         Policy::Default => (MPOL_DEFAULT, None),
     };
     // SAFETY: forwarded to the caller.
-    unsafe { set_policy(addr, len, mode, &mask_of(node)?) }
+    unsafe { set_policy(addr, len, mode, &mask_of(node)?, 0) }
+}
+
+/// Binds the mapping `[addr, addr + len)` to one node, and moves its present pages there (`mbind(2)`
+/// with MPOL_BIND and MPOL_MF_MOVE, Linux 2.6.16). Pages that other processes map as well stay.
+///
+/// The call succeeds even if pages stay where they are. (MPOL_MF_STRICT would make it fail with EIO
+/// then, without saying which pages.) The new policy stays with the addresses.
+///
+/// # Errors
+/// As for [`bind`].
+///
+/// # Safety
+/// As for [`bind`].
+pub unsafe fn bind_and_move(addr: usize, len: usize, node: u32) -> Result<(), Errno> {
+    // SAFETY: forwarded to the caller.
+    unsafe { set_policy(addr, len, MPOL_BIND, &mask_of([node])?, MPOL_MF_MOVE) }
 }
 
 /// Sets the memory policy of a mapping so that its pages come from these nodes in turn
@@ -95,7 +113,7 @@ pub unsafe fn bind(addr: usize, len: usize, policy: Policy) -> Result<(), Errno>
 /// As for [`bind`].
 pub unsafe fn interleave(addr: usize, len: usize, nodes: &[u32]) -> Result<(), Errno> {
     // SAFETY: forwarded to the caller.
-    unsafe { set_policy(addr, len, MPOL_INTERLEAVE, &mask_of(nodes.iter().copied())?) }
+    unsafe { set_policy(addr, len, MPOL_INTERLEAVE, &mask_of(nodes.iter().copied())?, 0) }
 }
 
 /// # Safety
@@ -105,10 +123,11 @@ unsafe fn set_policy(
     len: usize,
     mode: libc::c_int,
     mask: &[u64; MASK_WORDS],
+    flags: libc::c_int,
 ) -> Result<(), Errno> {
     let (mode, nodes, bits) = arguments(mode, mask);
-    // SAFETY: the mask outlives the call, and the policy changes no contents.
-    check(unsafe { libc::syscall(libc::SYS_mbind, addr, len, mode, nodes, bits, 0) }).map(drop)
+    // SAFETY: the mask outlives the call. Neither the policy nor a move changes contents.
+    check(unsafe { libc::syscall(libc::SYS_mbind, addr, len, mode, nodes, bits, flags) }).map(drop)
 }
 
 /// Sets the node from which the calling thread's own allocations come (`set_mempolicy(2)`, Linux
@@ -160,16 +179,22 @@ impl ThreadPolicy {
     /// # Errors
     /// ENOSYS or EPERM: a seccomp filter refuses the call, or the kernel has no memory policies.
     pub fn own() -> Result<ThreadPolicy, Errno> {
+        ThreadPolicy::read(0, 0)
+    }
+
+    /// Reads the policy of the thread, or with [`MPOL_F_ADDR`] that of an address.
+    fn read(addr: usize, flags: libc::c_int) -> Result<ThreadPolicy, Errno> {
         let (mut mode, mut mask) = (0 as libc::c_int, [0u64; MASK_WORDS]);
-        // SAFETY: the kernel writes one number and at most as many bits as the mask has.
+        // SAFETY: the kernel writes one number and at most as many bits as the mask has. It reads
+        // and writes nothing at the address.
         check(unsafe {
             libc::syscall(
                 libc::SYS_get_mempolicy,
                 &raw mut mode,
                 mask.as_mut_ptr(),
                 MAX_NODES,
-                std::ptr::null::<libc::c_void>(),
-                0,
+                addr,
+                flags,
             )
         })?;
         Ok(ThreadPolicy { mode, mask })
@@ -190,6 +215,48 @@ impl ThreadPolicy {
         let bits = if has_mask { MAX_NODES + 1 } else { 0 };
         // SAFETY: the mask outlives the call, and the policy changes no contents.
         check(unsafe { libc::syscall(libc::SYS_set_mempolicy, self.mode, mask, bits) }).map(drop)
+    }
+}
+
+/// The memory policy of a mapping, as the kernel keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappingPolicy(ThreadPolicy);
+
+impl MappingPolicy {
+    /// The policy of the mapping at an address (`get_mempolicy(2)` with MPOL_F_ADDR, Linux 2.6.7).
+    /// A mapping without a policy has the mode [`mpol::DEFAULT`], whatever the thread's policy is.
+    ///
+    /// # Errors
+    /// EFAULT: nothing is mapped there. Otherwise as for [`ThreadPolicy::own`].
+    pub fn at(addr: usize) -> Result<MappingPolicy, Errno> {
+        ThreadPolicy::read(addr, MPOL_F_ADDR).map(MappingPolicy)
+    }
+
+    /// The mode with its flags ([`mpol`]).
+    pub fn mode(&self) -> i32 {
+        self.0.mode
+    }
+
+    /// The nodes, in ascending order. None for modes without nodes.
+    pub fn nodes(&self) -> Vec<u32> {
+        self.0.nodes()
+    }
+
+    /// Gives the mapping `[addr, addr + len)` this policy (`mbind(2)`). Its pages stay where they
+    /// are.
+    ///
+    /// # Errors
+    /// As for [`bind`].
+    ///
+    /// # Safety
+    /// As for [`bind`].
+    pub unsafe fn set(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        let has_mask = self.0.mask.iter().any(|word| *word != 0);
+        let mask = if has_mask { self.0.mask.as_ptr() } else { std::ptr::null() };
+        let bits = if has_mask { MAX_NODES + 1 } else { 0 };
+        // SAFETY: the mask outlives the call, and the policy changes no contents.
+        check(unsafe { libc::syscall(libc::SYS_mbind, addr, len, self.0.mode, mask, bits, 0) })
+            .map(drop)
     }
 }
 
@@ -294,6 +361,33 @@ mod tests {
         let policy = ThreadPolicy::new(mpol::BIND, [1023, 64, 0, 64]).unwrap();
         assert_eq!((policy.mode(), policy.nodes()), (mpol::BIND, vec![0, 64, 1023]));
         assert_eq!(ThreadPolicy::new(mpol::BIND, [1024]), Err(Errno(libc::EINVAL)));
+    }
+
+    #[test]
+    fn a_mapping_gets_its_policy_back() {
+        let len = 2 << 20;
+        let start = crate::reserve(len, len).unwrap();
+        // SAFETY: the mapping is this test's own.
+        unsafe {
+            if bind(start, len, Policy::Preferred(0)).is_err() {
+                return crate::unmap(start, len).unwrap();
+            }
+            let preferred = MappingPolicy::at(start + len / 2).unwrap();
+            assert_eq!(preferred.mode(), mpol::PREFERRED | mpol::STATIC_NODES);
+            bind_and_move(start, len, 0).unwrap();
+            let bound = MappingPolicy::at(start).unwrap();
+            assert_eq!(bound.mode(), mpol::BIND | mpol::STATIC_NODES);
+            assert_eq!((bound.nodes(), preferred.nodes()), (vec![0], vec![0]));
+            preferred.set(start, len).unwrap();
+            assert_eq!(MappingPolicy::at(start), Ok(preferred));
+            bind(start, len, Policy::Default).unwrap();
+            let none = MappingPolicy::at(start).unwrap();
+            assert_eq!((none.mode(), none.nodes()), (mpol::DEFAULT, vec![]));
+            preferred.set(start, len).unwrap();
+            none.set(start, len).unwrap();
+            assert_eq!(MappingPolicy::at(start), Ok(none));
+            crate::unmap(start, len).unwrap();
+        }
     }
 
     #[test]
