@@ -114,6 +114,22 @@ pub enum Error {
         /// The share of the memory that has them.
         ratio: f64,
     },
+    /// A node has too few free pages in its hugetlb pool.
+    #[error(
+        "{wanted} huge pages of {page} are needed on {node}, and {free} are free there: reserve more \
+         ({folder}/nr_hugepages), or raise the limit of the cgroup (hugetlb.*.max)",
+        folder = huge_page_folder(*.node, *.page)
+    )]
+    HugePages {
+        /// The node.
+        node: pageleap::NodeId,
+        /// The size of the pages.
+        page: pageleap::PageSize,
+        /// Pages that the memory has.
+        wanted: u64,
+        /// Pages that are free on the node, and not reserved on the machine.
+        free: u64,
+    },
     /// A job ended before all pages had moved, so its time is meaningless.
     #[error("a leap did not move all of its {pages} pages, so its time says nothing: {report}")]
     Incomplete {
@@ -130,4 +146,10 @@ pub enum Error {
         /// Pages that were to move.
         pages: usize,
     },
+}
+
+/// The folder in which the huge pages of a node are reserved.
+fn huge_page_folder(node: pageleap::NodeId, page: pageleap::PageSize) -> String {
+    let kb = page.bytes() >> 10;
+    format!("/sys/devices/system/node/node{}/hugepages/hugepages-{kb}kB", node.0)
 }
