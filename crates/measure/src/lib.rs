@@ -17,6 +17,7 @@
 //! * [`leap`]: runs one job, watches it from outside, and keeps the observations.
 //! * [`jobs`]: short jobs at rest, each beside copies of the same bytes.
 //! * [`matrix`]: latency and bandwidth of memory from each node to each node.
+//! * [`rivals`]: the kernel's own ways to move pages, which a leap is compared with.
 //! * [`probing`]: a probe of latency beside the sweep that it replaces.
 //! * [`tables`]: moves of page tables alone, beside leaps of the data.
 //! * [`views`]: views of a region, and mappings of a file, against their number.
@@ -51,6 +52,7 @@ pub mod phase;
 pub mod private;
 pub mod probing;
 mod random;
+pub mod rivals;
 pub mod sample;
 pub mod scenarios;
 pub mod statistics;
@@ -129,6 +131,14 @@ pub enum Error {
         wanted: u64,
         /// Pages that are free on the node, and not reserved on the machine.
         free: u64,
+    },
+    /// One of the kernel's ways to move pages does not work here, or has done too little.
+    #[error("cannot time {rival}: {reason}")]
+    Rival {
+        /// The way.
+        rival: &'static str,
+        /// Why.
+        reason: String,
     },
     /// A job ended before all pages had moved, so its time is meaningless.
     #[error("a leap did not move all of its {pages} pages, so its time says nothing: {report}")]
