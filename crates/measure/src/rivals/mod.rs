@@ -3,6 +3,7 @@
 //! | rival | asked by | its time |
 //! |---|---|---|
 //! | [`calls`] | one call for a whole range: `move_pages(2)`, `mbind(2)` | of the call |
+//! | [`compaction`] | a write to a file of sysfs, on one node, too | of the write, with a search |
 //!
 //! All of them move a page by the same function of the kernel, `migrate_pages()` (Linux,
 //! mm/migrate.c). They differ in the search for pages and in the number of pages in a batch.
@@ -11,6 +12,7 @@
 //! read by another call than the one that moves, and outside of its time.
 
 pub mod calls;
+pub mod compaction;
 mod placement;
 
 use pageleap::NodeId;
