@@ -3,6 +3,7 @@
 //! | rival | asked by | its time |
 //! |---|---|---|
 //! | [`calls`] | one call for a whole range: `move_pages(2)`, `mbind(2)` | of the call |
+//! | [`balancing`] | accesses from the destination | until all pages are there |
 //! | [`compaction`] | a write to a file of sysfs, on one node, too | of the write, with a search |
 //!
 //! All of them move a page by the same function of the kernel, `migrate_pages()` (Linux,
@@ -11,6 +12,7 @@
 //! The first two time a change of nodes, so they need two nodes ([`can_move`]). [`Placement`] is
 //! read by another call than the one that moves, and outside of its time.
 
+pub mod balancing;
 pub mod calls;
 pub mod compaction;
 mod placement;
