@@ -100,3 +100,60 @@ fn scenarios_have_page_tables_where_the_policies_say() {
     let notes = object["scenarios_notes"].to_string();
     assert_eq!(notes.contains("Not measured"), played < 5, "{notes}");
 }
+
+/// The result of an experiment that measures each case once, from the first node to the second.
+fn smoke(experiment: &str, nodes: [u32; 2], flags: &[&str]) -> Value {
+    let [from, to] = nodes.map(|node| node.to_string());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
+    command.args(["bench", experiment, "--smoke", "--json", "--from", &from, "--to", &to]);
+    let output = command.args(flags).output().expect("pageleap starts");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The rows of a way, each of which must have a time.
+fn of_way<'a>(object: &'a Value, way: &str) -> Vec<&'a Value> {
+    let rows = object["rows"].as_array().unwrap().iter();
+    let rows: Vec<&Value> = rows.filter(|row| row["way"] == way).collect();
+    assert!(rows.iter().all(|row| row["time_ns"].as_u64().unwrap() > 0), "{rows:?}");
+    rows
+}
+
+#[test]
+fn experiments_have_the_rivals_that_need_two_nodes() {
+    const TEST: &str = "experiments_have_the_rivals_that_need_two_nodes";
+    let Some(nodes) = several(TEST) else { return };
+    let nodes = [nodes[0].0, nodes[1].0];
+    let access = smoke("access", nodes, &["--size", "4m", "--page-size", "4k"]);
+    let rows = access["rows"].as_array().unwrap();
+    let remote: Vec<&Value> = rows.iter().filter(|row| row["memory"] == "remote").collect();
+    assert_eq!(remote.len(), 4);
+    for row in remote {
+        let base = &rows[row["base_row"].as_u64().unwrap() as usize];
+        assert_eq!((&base["memory"], &base["pattern"]), (&"local".into(), &row["pattern"]));
+    }
+    let setting = "/proc/sys/kernel/numa_balancing";
+    let balancing = || std::fs::read_to_string(setting).ok();
+    let before = balancing();
+    for (experiment, flags) in [
+        ("copy", &[][..]),
+        ("quiet", &["--engine", "auto", "--area", "1m"]),
+        ("writes", &["--engine", "auto", "--rates", "100k", "--skewed", "none"]),
+    ] {
+        let flags = [&["--size", "4m", "--page-size", "4k,thp"][..], flags].concat();
+        let object = smoke(experiment, nodes, &flags);
+        for way in ["one move_pages, private", "one mbind, private", "kernel, private", "auto"] {
+            let rows = of_way(&object, way);
+            assert_eq!(rows.len(), 2, "{experiment}, {way}: {}", object["notes"]);
+            assert!(rows.iter().all(|row| row["moved_ratio"] == 1.0), "{rows:?}");
+        }
+        if experiment == "writes" && before.is_some() {
+            let rows = of_way(&object, "automatic balancing");
+            assert_eq!(rows.len(), 2, "{}", object["notes"]);
+            for row in rows {
+                assert!((0.0..=1.0).contains(&row["moved_ratio"].as_f64().unwrap()), "{row}");
+            }
+        }
+    }
+    assert_eq!(balancing(), before);
+}

@@ -113,7 +113,8 @@ const SEVERAL_NODES: [&str; 17] = [
 /// Tests of these binaries that the step `nodes` leaves to the step `lab`, because each takes long
 /// in a guest. Those of `memory` and the like run on a machine with one node too; of `page_tables`
 /// and `run_nodes`, short tests stay.
-const LEFT_TO_THE_LAB: [&str; 18] = [
+const LEFT_TO_THE_LAB: [&str; 19] = [
+    "bench_nodes::experiments_have_the_rivals_that_need_two_nodes",
     "bench_nodes::scenarios_have_page_tables_where_the_policies_say",
     "memory::memory_in_place_loses_nothing_under_load",
     "memory_kinds::limits_end_in_an_error_or_a_partial_result",

@@ -8,6 +8,7 @@ use pageleap::{COPY_METHODS, CopyLoop, CopyMethod, EngineChoice, MemoryEngine};
 
 use super::About;
 use super::ways::{LABELS, METRICS, Way};
+use crate::rivals::calls::Call;
 
 /// The experiment.
 pub const ABOUT: About = About {
@@ -22,6 +23,12 @@ pub const ABOUT: About = About {
 /// so that the size of the steps hardly matters.
 const MEMCPY: CopyMethod = CopyMethod { by: CopyLoop::Memcpy, step_bytes: 1 << 20 };
 
+/// The ways of the scene in which the kernel's own migration is timed on one node.
+pub fn by_compaction() -> Vec<Way> {
+    let auto = Way::Leap { engine: EngineChoice::Auto, area: None };
+    Way::copies().chain([auto, Way::Compaction]).collect()
+}
+
 /// The ways that are compared.
 pub fn ways() -> Vec<Way> {
     let auto = Way::Leap { engine: EngineChoice::Auto, area: None };
@@ -29,5 +36,6 @@ pub fn ways() -> Vec<Way> {
         .chain([MEMCPY, COPY_METHODS[0]].map(Way::FreshCopy))
         .chain([auto])
         .chain(MemoryEngine::ALL.map(Way::Private))
+        .chain(Call::ALL.map(Way::Call))
         .collect()
 }

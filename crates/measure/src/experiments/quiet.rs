@@ -4,6 +4,7 @@ use pageleap::{Engine, EngineChoice, MemoryEngine, PageSize};
 
 use super::About;
 use super::ways::{LABELS, METRICS, Way};
+use crate::rivals::calls::Call;
 
 /// The experiment.
 pub const ABOUT: About = About {
@@ -44,7 +45,8 @@ pub fn ways(
 ) -> Vec<Way> {
     // `stop-copy` has a bound of its own.
     let leaps = leaps(page, bytes, engines, areas, |engine| engine != Engine::StopCopy);
-    Way::copies().chain(leaps).chain(MemoryEngine::ALL.map(Way::Private)).collect()
+    let private = MemoryEngine::ALL.map(Way::Private).into_iter().chain(Call::ALL.map(Way::Call));
+    Way::copies().chain(leaps).chain(private).collect()
 }
 
 /// Leaps of a region: each of `engines` with the library's areas, and those that are `sized` with

@@ -182,6 +182,20 @@ struct Row<'a> {
     first: usize,
 }
 
+impl Row<'_> {
+    /// Whether people see it: of several candidates for a base, only those that became one.
+    fn is_shown(&self) -> bool {
+        let cases = self.view.cases;
+        let candidates = |case: &Case| {
+            let mut lists = [&case.bases, &case.at_rest].into_iter();
+            lists.any(|list| list.len() > 1 && list.contains(&self.case))
+        };
+        let is_base =
+            |case| [self.view.base(case), self.view.at_rest(case)].contains(&Some(self.case));
+        !cases.iter().any(candidates) || (0..cases.len()).any(is_base)
+    }
+}
+
 impl Results {
     /// How many rounds there are, over all parts.
     pub fn rounds(&self) -> usize {
@@ -217,8 +231,15 @@ impl Results {
         ];
         setting.extend(self.setting.iter().cloned());
         let mut sections = vec![Section::new("", self.about.title, Body::Facts(setting))];
+        let table = self.table(&rows);
+        let mut shown = table.clone();
+        let mut is_shown = rows.iter().map(|row| row.is_shown());
+        shown.rows.retain(|_| is_shown.next() == Some(true));
+        let mut is_shown = rows.iter().map(|row| row.is_shown());
+        shown.groups.retain(|_| is_shown.next() == Some(true));
         let title = if rows.is_empty() { "" } else { "Medians of all rounds" };
-        sections.push(Section::new("rows", title, Body::Table(self.table(&rows))));
+        sections.push(Section::new("", title, Body::Table(shown)));
+        sections.push(Section::data("rows", Body::Table(table)));
         sections.push(self.method_section());
         sections.push(Section::data("samples", Body::Table(self.samples(&rows))));
         let title = if self.notes.is_empty() { "" } else { "Notes" };
@@ -460,6 +481,8 @@ mod tests {
         let text = Format::WIDE.write(&results.document());
         assert!(text.contains("pages of 4k; ratios to: copy 1 MiB"), "{text}");
         assert!(!text.contains("  of  "), "{text}");
+        // People see no candidate that is slower than the base.
+        assert!(text.contains(" 1MiB ") && !text.contains(" 64KiB "), "{text}");
     }
 
     #[test]

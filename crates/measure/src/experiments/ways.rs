@@ -8,19 +8,23 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+use pageleap::topology::Topology;
 use pageleap::{
     BASE_PAGE, CopyLoop, CopyMethod, EngineChoice, Job, MemoryEngine, MemoryMigration, Migration,
     NodeId, PageSize, Reserve,
 };
 
 use super::memory::{Pools, fill, private, refused, wrong};
-use super::{Case, Label, Metric, Outcome, Scene, label, time};
+use super::{Case, Label, Metric, Outcome, Scene, label, share, time};
 use crate::Error;
 use crate::document::Value;
 use crate::leap::{Wish, check_complete, finish};
 use crate::matrix::on_cpu;
 use crate::memcpy::{METHODS, Target, cpu_ns};
 use crate::private::PrivateMemory;
+use crate::rivals::calls::{Call, Trip};
+use crate::rivals::can_move;
+use crate::rivals::compaction::{can_compact, compact};
 
 /// The properties of a way.
 pub const LABELS: [Label; 2] = [
@@ -29,7 +33,7 @@ pub const LABELS: [Label; 2] = [
 ];
 
 /// The times of a way.
-pub const METRICS: [Metric; 3] = [
+pub const METRICS: [Metric; 4] = [
     time("time", "time", "until the last page had moved"),
     time(
         "whole",
@@ -38,7 +42,15 @@ pub const METRICS: [Metric; 3] = [
          which a program may do long before",
     ),
     time("cpu", "CPU", "CPU time of all threads for the whole"),
+    share("moved", "moved", "pages that moved, of all; of a compaction, its own pages"),
 ];
+
+/// The index of the share of pages that moved.
+const MOVED: usize = 3;
+/// Memory that is compacted. With less, much of the time is that of the search.
+const COMPACTED_BYTES: usize = 8 << 30;
+/// The most of the free memory that is taken for it.
+const COMPACTED_SHARE: f64 = 0.7;
 
 /// A way to move memory, or a copy.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,6 +68,12 @@ pub enum Way {
     },
     /// A leap of private memory.
     Private(MemoryEngine),
+    /// One call of the kernel for all of the private memory.
+    Call(Call),
+    /// The kernel's own migration of base pages, by compaction of other memory: an upper bound for
+    /// the cost of `migrate_pages()` where one node cannot show it. Its time is that of as many
+    /// pages as the memory has.
+    Compaction,
 }
 
 impl Way {
@@ -75,6 +93,8 @@ impl Way {
             Way::FreshCopy(method) => copy(method, ", fresh"),
             Way::Leap { engine, .. } => engine.to_string(),
             Way::Private(engine) => format!("{engine}, private"),
+            Way::Call(call) => format!("one {}, private", call.name()),
+            Way::Compaction => "compaction, upper bound".to_owned(),
         }
     }
 
@@ -87,12 +107,12 @@ impl Way {
         match self {
             Way::Copy(method) | Way::FreshCopy(method) => Value::Bytes(method.step_bytes as u64),
             Way::Leap { area, .. } => Value::bytes(area.map(|area| area as u64)),
-            Way::Private(_) => Value::Unknown,
+            Way::Private(_) | Way::Call(_) | Way::Compaction => Value::Unknown,
         }
     }
 
     pub(super) fn is_private(self) -> bool {
-        matches!(self, Way::Private(_) | Way::FreshCopy(_))
+        matches!(self, Way::Private(_) | Way::FreshCopy(_) | Way::Call(_))
     }
 }
 
@@ -140,13 +160,13 @@ impl Ways {
         fill(words_of(&pools)?, seed);
         let mut all = Ways {
             pools,
-            private: Err("private memory has no pages of this size".into()),
+            private: Err("no way needs private memory".into()),
             ways: Vec::new(),
             cases: Vec::new(),
             left_out: Vec::new(),
             setting,
         };
-        if ways.iter().any(|way| way.is_private()) && !page.is_hugetlb() {
+        if ways.iter().any(|way| way.is_private()) {
             go_on()?;
             all.private = private(bytes, page, from, seed).map_err(|error| error.to_string());
         }
@@ -179,7 +199,13 @@ impl Ways {
             return Ok(Some(why.clone()));
         }
         match way {
+            Way::FreshCopy(_) if page.is_hugetlb() => {
+                Ok(Some("pages of the hugetlb pool are populated beforehand".into()))
+            }
             Way::Copy(_) | Way::FreshCopy(_) => Ok(None),
+            Way::Call(_) => Ok(can_move(from, to).err()),
+            Way::Compaction if page != PageSize::Base => Ok(Some("it moves pages of 4 KB".into())),
+            Way::Compaction => Ok(can_compact(from).err().map(|error| error.to_string())),
             Way::Leap { area: Some(area), .. } if !area.is_multiple_of(page.bytes()) => {
                 Ok(Some("an area has whole pages".into()))
             }
@@ -244,7 +270,9 @@ impl Ways {
     pub(super) fn prepare(&self, way: Way, limit: Option<Duration>) -> Result<Prepared<'_>, Error> {
         let Setting { bytes, page, to, .. } = self.setting;
         match way {
-            Way::Copy(_) | Way::FreshCopy(_) => panic!("a copy is no leap"),
+            Way::Copy(_) | Way::FreshCopy(_) | Way::Call(_) | Way::Compaction => {
+                panic!("no leap moves this way")
+            }
             Way::Leap { engine, area } => {
                 let leap = self.pools.migration(&self.pools.destination).engine(engine);
                 let leap = area.into_iter().fold(leap, Migration::area_bytes);
@@ -276,7 +304,8 @@ impl Ways {
     pub(super) fn bring_back(&self, way: Way) -> Result<(), Error> {
         let Setting { bytes, from, to, .. } = self.setting;
         let report = match way {
-            Way::Copy(_) | Way::FreshCopy(_) => return Ok(()),
+            Way::Copy(_) | Way::FreshCopy(_) | Way::Compaction => return Ok(()),
+            Way::Call(call) => return self.trip(call).map(drop),
             // Private memory that moved within a node is there already.
             Way::Private(_) if from == to => return Ok(()),
             Way::Leap { .. } => self.pools.migration(&self.pools.source).run()?,
@@ -294,6 +323,35 @@ impl Ways {
             true => Ok(self.memory().words()),
             false => words_of(&self.pools),
         }
+    }
+
+    /// A call that moves the private memory, with the memory on the source.
+    pub(super) fn trip(&self, call: Call) -> Result<Trip<'_>, Error> {
+        Trip::new(call, self.memory(), [self.setting.from, self.setting.to])
+    }
+
+    fn call(&self, call: Call) -> Result<Outcome, Error> {
+        let mut trip = self.trip(call)?;
+        let moved = on_cpu(self.setting.cpu, || trip.go())??;
+        let mut outcome = outcome(moved.ns, 0, moved.cpu_ns);
+        outcome.numbers[MOVED] = moved.on_target as f64 / moved.pages as f64;
+        outcome.lost = wrong(self.memory().words(), self.setting.seed);
+        trip.bring_back()?;
+        Ok(outcome)
+    }
+
+    /// Compacts other memory of the source.
+    fn compact(&self) -> Result<Outcome, Error> {
+        let node = self.setting.from;
+        let free = Topology::read()?.node(node)?.free_bytes as f64 * COMPACTED_SHARE;
+        let bytes = COMPACTED_BYTES.min(free as usize).next_multiple_of(PageSize::Thp.bytes());
+        let compacted = compact(node, bytes)?;
+        let pages = (self.setting.bytes / BASE_PAGE as u64) as f64;
+        let of_all = |ns: u64| ns as f64 / compacted.migrated as f64 * pages;
+        let ns = of_all(compacted.ns);
+        let own = compacted.own.map_or(f64::NAN, |own| own as f64 / compacted.migrated as f64);
+        let cpu = compacted.cpu_ns.map_or(f64::NAN, of_all);
+        Ok(Outcome { numbers: vec![ns, ns, cpu, own], lost: compacted.lost })
     }
 
     fn leap(&self, way: Way, stopped: &dyn Fn() -> bool) -> Result<Option<Outcome>, Error> {
@@ -333,7 +391,17 @@ impl Scene for Ways {
         match self.ways[case] {
             Way::Copy(method) => self.copy(method).map(Some),
             Way::FreshCopy(method) => self.fresh_copy(method).map(Some),
-            way => self.leap(way, stopped),
+            Way::Call(call) => self.call(call).map(Some),
+            Way::Compaction => match self.compact() {
+                // It moved too few pages, so that there is no time.
+                Err(why @ Error::Rival { .. }) => {
+                    let why = format!("a {}: {why}", Way::Compaction.name());
+                    self.left_out.extend((!self.left_out.contains(&why)).then_some(why));
+                    Ok(Some(Outcome { numbers: vec![f64::NAN; METRICS.len()], lost: 0 }))
+                }
+                compacted => compacted.map(Some),
+            },
+            way @ (Way::Leap { .. } | Way::Private(_)) => self.leap(way, stopped),
         }
     }
 }
@@ -361,7 +429,7 @@ fn timed(
 
 fn outcome(ns: u64, more: u64, cpu_ns: Option<u64>) -> Outcome {
     let cpu = cpu_ns.map_or(f64::NAN, |ns| ns as f64);
-    Outcome { numbers: vec![ns as f64, (ns + more) as f64, cpu], lost: 0 }
+    Outcome { numbers: vec![ns as f64, (ns + more) as f64, cpu, 1.0], lost: 0 }
 }
 
 fn words_of(pools: &Pools) -> Result<&[AtomicU64], Error> {

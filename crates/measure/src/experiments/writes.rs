@@ -8,9 +8,10 @@
 //! A migration ends after [`LIMIT`], as in the paper, even if pages are left. The writer is on a
 //! CPU of the destination. All its words are compared afterwards.
 
+use std::any::Any;
 use std::time::{Duration, Instant};
 
-use pageleap::{CopyMethod, Engine, EngineChoice, MemoryEngine, PageSize};
+use pageleap::{BASE_PAGE, CopyMethod, Engine, EngineChoice, MemoryEngine, NodeId, PageSize};
 
 use super::quiet;
 use super::ways::{self, LABELS, Prepared, Way, Ways};
@@ -23,6 +24,9 @@ use crate::load::{Load, Pattern, Rate, Rows, Shadow, Work, Writing, run_beside};
 use crate::matrix::on_cpu;
 use crate::memcpy::METHODS;
 use crate::phase::Phase;
+use crate::rivals::balancing::{Unbound, await_balanced, poll};
+use crate::rivals::calls::Call;
+use crate::rivals::can_move;
 
 /// The experiment with all loads.
 pub const ABOUT: About = About {
@@ -55,6 +59,7 @@ const METRICS: [Metric; 6] = [
     time("max_gap", "gap", "longest gap of the writer"),
 ];
 
+const BALANCING: &str = "automatic balancing";
 /// A migration ends after this time, as in the paper.
 pub const LIMIT: Duration = Duration::from_secs(10);
 /// Copies beside the load go on for at least this time, so that a small memory has a time, too.
@@ -122,6 +127,7 @@ pub fn ways(
     let sized = |engine| areas.is_some() || engine == Engine::Mprotect;
     let mut ways = quiet::leaps(page, bytes, engines, areas, sized);
     ways.extend(MemoryEngine::ALL.map(Way::Private));
+    ways.extend(Call::ALL.map(Way::Call));
     ways
 }
 
@@ -136,12 +142,23 @@ pub struct Setting {
     pub writer_cpu: usize,
 }
 
+/// Turns automatic NUMA balancing on until its result is dropped, or tells why it cannot.
+pub type Switch = Box<dyn Fn() -> Result<Box<dyn Any>, String>>;
+
+/// Memory for automatic NUMA balancing, which moves pages towards the threads that access them.
+struct Balancing {
+    memory: Unbound,
+    shadow: Shadow,
+    switch: Switch,
+}
+
 /// A turn of a case.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     AtRest(CopyMethod),
     Beside(CopyMethod),
     Migration(Way),
+    Balancing,
 }
 
 /// Memory that moves while a thread writes to it.
@@ -152,6 +169,9 @@ pub struct Loaded {
     cpu: usize,
     /// The expected words of the region, and of the private memory.
     shadows: [Option<Shadow>; 2],
+    balancing: Option<Balancing>,
+    nodes: [NodeId; 2],
+    left_out: Vec<String>,
     turns: Vec<Turn>,
     cases: Vec<Case>,
     /// The fastest copy at rest, in a trial before the first round.
@@ -160,10 +180,11 @@ pub struct Loaded {
 
 impl Loaded {
     /// Bytes on the source and on the destination that these ways need, with a shadow copy of each
-    /// memory.
-    pub fn needs(bytes: u64, ways: &[Way]) -> [u64; 2] {
+    /// memory, and with memory that is balanced.
+    pub fn needs(bytes: u64, ways: &[Way], is_balanced: bool) -> [u64; 2] {
         let [from, to] = Ways::needs(bytes, ways);
-        [2 * from, to]
+        let balanced = if is_balanced { bytes } else { 0 };
+        [2 * (from + balanced), to + balanced]
     }
 
     /// Takes and fills the memory, and leaves out ways that this machine cannot take.
@@ -174,19 +195,31 @@ impl Loaded {
     pub fn new<E: From<Error>>(
         setting: Setting,
         all: &[Way],
+        switch: Option<Switch>,
         go_on: impl Fn() -> Result<(), E>,
     ) -> Result<Loaded, E> {
         let Setting { ways, writes, writer_cpu } = setting;
+        let (bytes, page, nodes) = (ways.bytes as usize, ways.page, [ways.from, ways.to]);
         on_cpu(writer_cpu, || ())?;
         let (cpu, seed) = (ways.cpu, ways.seed);
         let ways = Ways::new(ways, all, go_on)?;
+        let mut left_out = ways.left_out().to_vec();
+        let balancing = switch.and_then(|switch| match balancing(bytes, page, nodes, switch) {
+            Ok(balancing) => Some(balancing),
+            Err(why) => {
+                left_out.push(format!("{page}, {BALANCING}: {why}"));
+                None
+            }
+        });
         let mut turns: Vec<Turn> = METHODS.map(Turn::AtRest).into();
         turns.extend(METHODS.map(Turn::Beside));
         turns.extend(ways.ways().iter().copied().map(Turn::Migration));
+        turns.extend(balancing.is_some().then_some(Turn::Balancing));
         let labels = |turn: &Turn| match turn {
             Turn::AtRest(method) => labels(Way::Copy(*method), ", at rest"),
             Turn::Beside(method) => labels(Way::Copy(*method), ", beside"),
             Turn::Migration(way) => labels(*way, ""),
+            Turn::Balancing => vec![BALANCING.into(), Value::Unknown],
         };
         let copies = METHODS.len();
         let case = |turn: &Turn| Case {
@@ -202,7 +235,19 @@ impl Loaded {
         }
         let fastest = tried.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other));
         let (_, fastest) = fastest.expect("there are methods");
-        Ok(Loaded { ways, writes, load, cpu, shadows: [None, None], turns, cases, fastest })
+        Ok(Loaded {
+            ways,
+            writes,
+            load,
+            cpu,
+            shadows: [None, None],
+            balancing,
+            nodes,
+            left_out,
+            turns,
+            cases,
+            fastest,
+        })
     }
 
     fn beside(&mut self, method: CopyMethod) -> Result<Outcome, Error> {
@@ -231,6 +276,66 @@ impl Loaded {
         let ns = took.as_nanos() as f64 / copies;
         let numbers = vec![ns, f64::NAN, kept, f64::NAN, f64::NAN, gap];
         Ok(Outcome { numbers, lost: shadow.lost(words) })
+    }
+
+    /// Waits until automatic NUMA balancing has moved all pages, or until the time-out.
+    fn balance(&mut self, stopped: &dyn Fn() -> bool) -> Result<Option<Outcome>, Error> {
+        let (writes, [from, to]) = (self.writes, self.nodes);
+        let Some(Balancing { memory, shadow, switch }) = &mut self.balancing else {
+            return Ok(None);
+        };
+        let words = memory.memory().words();
+        let on = switch().map_err(|reason| Error::Rival { rival: BALANCING, reason })?;
+        let ((balanced, took, written), log) = run_beside(&self.load, words, shadow, |beside| {
+            beside.stage.enter(Phase::During);
+            let (start, before) = (Instant::now(), beside.completed());
+            let balanced = await_balanced(memory, to, LIMIT, stopped)?;
+            let (took, written) = (start.elapsed(), beside.completed() - before);
+            beside.stage.enter(Phase::After);
+            Ok::<_, Error>((balanced, took, written))
+        })?;
+        drop(on);
+        let lost = shadow.lost(words);
+        if lost > 0 {
+            shadow.accept(words);
+        }
+        bring_back(memory, from)?;
+        if stopped() && lost == 0 {
+            return Ok(None);
+        }
+        let ns = balanced.ns.unwrap_or(took.as_nanos() as u64) as f64;
+        let moved = balanced.placement.on_target as f64 / balanced.placement.pages() as f64;
+        let kept = writes.requested(took).map_or(f64::NAN, |asked| written as f64 / asked);
+        let gap = log.gaps.quantile_ns(Phase::During, 1.0).map_or(f64::NAN, |ns| ns as f64);
+        // The kernel does not tell how often it copied a page, and waits for accesses.
+        Ok(Some(Outcome { numbers: vec![ns, moved, kept, f64::NAN, f64::NAN, gap], lost }))
+    }
+
+    fn call(&mut self, call: Call) -> Result<Outcome, Error> {
+        let (writes, cpu) = (self.writes, self.cpu);
+        let words = self.ways.words(Way::Call(call))?;
+        let shadow = self.shadows[1].get_or_insert_with(|| Shadow::of(words));
+        let mut trip = self.ways.trip(call)?;
+        let ((moved, took, written), log) = run_beside(&self.load, words, shadow, |beside| {
+            beside.stage.enter(Phase::During);
+            let (start, before) = (Instant::now(), beside.completed());
+            let moved = on_cpu(cpu, || trip.go())??;
+            let (took, written) = (start.elapsed(), beside.completed() - before);
+            beside.stage.enter(Phase::After);
+            Ok::<_, Error>((moved, took, written))
+        })?;
+        trip.bring_back()?;
+        drop(trip);
+        let lost = shadow.lost(words);
+        if lost > 0 {
+            shadow.accept(words);
+        }
+        let kept = writes.requested(took).map_or(f64::NAN, |asked| written as f64 / asked);
+        let (ns, share) = (moved.ns as f64, moved.on_target as f64 / moved.pages as f64);
+        let gap = log.gaps.quantile_ns(Phase::During, 1.0).map_or(f64::NAN, |ns| ns as f64);
+        // The kernel does not tell how often it copied a page.
+        let beyond = ns / self.copied_ns(1.0)? - 1.0;
+        Ok(Outcome { numbers: vec![ns, share, kept, f64::NAN, beyond, gap], lost })
     }
 
     /// The time of a memcpy at rest of the memory, as often as `passes` says.
@@ -284,6 +389,35 @@ impl Loaded {
     }
 }
 
+/// Memory on the first node, and a trial of the switch.
+fn balancing(
+    bytes: usize,
+    page: PageSize,
+    [from, to]: [NodeId; 2],
+    switch: Switch,
+) -> Result<Balancing, String> {
+    can_move(from, to)?;
+    drop(switch()?);
+    let memory = Unbound::new(bytes, page, from).map_err(|error| error.to_string())?;
+    let shadow = Shadow::fill(memory.memory().words());
+    Ok(Balancing { memory, shadow, switch })
+}
+
+/// Moves the pages to a node, while no thread accesses them. The memory has no policy afterwards.
+fn bring_back(memory: &Unbound, node: NodeId) -> Result<(), Error> {
+    let start = memory.memory().as_ptr().addr();
+    let pages: Vec<usize> = (start..start + memory.memory().len()).step_by(BASE_PAGE).collect();
+    pageleap::move_pages(0, &pages, Some(&vec![node; pages.len()]), false)?;
+    let placement = poll(memory, node)?;
+    match placement.is_complete() {
+        true => Ok(()),
+        false => Err(Error::Stayed {
+            stayed: placement.elsewhere + placement.absent,
+            pages: placement.pages(),
+        }),
+    }
+}
+
 fn labels(way: Way, when: &str) -> Vec<Value> {
     let mut labels = way.labels();
     labels[0] = format!("{}{when}", way.name()).into();
@@ -296,7 +430,7 @@ impl Scene for Loaded {
     }
 
     fn left_out(&self) -> &[String] {
-        self.ways.left_out()
+        &self.left_out
     }
 
     fn measure(
@@ -311,6 +445,8 @@ impl Scene for Loaded {
                 Ok(Some(Outcome { numbers, lost: 0 }))
             }
             Turn::Beside(method) => self.beside(method).map(Some),
+            Turn::Balancing => self.balance(stopped),
+            Turn::Migration(Way::Call(call)) => self.call(call).map(Some),
             Turn::Migration(way) => self.migration(way, stopped),
         }
     }

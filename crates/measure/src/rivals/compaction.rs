@@ -95,6 +95,14 @@ pub fn compact(node: NodeId, bytes: usize) -> Result<Compacted, Error> {
     Holes::new(node, bytes)?.compact()
 }
 
+/// Whether this process may ask for a compaction of the node.
+///
+/// # Errors
+/// [`Error::Rival`] if the kernel has no compaction, or refuses it.
+pub fn can_compact(node: NodeId) -> Result<(), Error> {
+    open(node).map(drop)
+}
+
 /// Memory of base pages, a part of which has been given back.
 struct Holes {
     memory: PrivateMemory,

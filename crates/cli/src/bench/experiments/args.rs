@@ -99,7 +99,7 @@ impl LeapArgs {
     pub fn areas(&self, common: &ExperimentArgs) -> Option<Vec<usize>> {
         let given = self.area.as_ref();
         let given = given.map(|areas| areas.iter().map(|area| *area as usize).collect());
-        let few = common.quick || common.smoke;
+        let few = common.is_short();
         given.or_else(|| few.then(|| LeapArgs::FEW_AREAS.to_vec()))
     }
 }
@@ -291,6 +291,11 @@ impl ExperimentArgs {
             _ => 1 << 30,
         };
         self.size.unwrap_or(default).next_multiple_of(ExperimentArgs::UNIT)
+    }
+
+    /// Whether what takes many seconds is left out.
+    pub fn is_short(&self) -> bool {
+        self.quick || self.smoke
     }
 
     /// Rounds and their bounds.

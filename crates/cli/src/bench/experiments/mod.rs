@@ -5,6 +5,7 @@
 
 mod args;
 
+use std::any::Any;
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
@@ -13,10 +14,11 @@ use pageleap::{Engine, EngineChoice, NodeId, PageSize};
 use pageleap_measure::document::{Value, fact};
 use pageleap_measure::experiments::access::{self, Access};
 use pageleap_measure::experiments::ways::{self, Way, Ways};
-use pageleap_measure::experiments::writes::{self, Loaded, Writes};
+use pageleap_measure::experiments::writes::{self, Loaded, Switch, Writes};
 use pageleap_measure::experiments::{About, Part, Results, Scene, copy, quiet};
 use pageleap_measure::figures::human_bytes;
 use pageleap_measure::load::{Rate, Rows};
+use pageleap_settings::{User, Wish};
 
 pub use args::ExperimentCommand;
 use args::{AccessArgs, CopyArgs, ExperimentArgs, OverheadArgs, QuietArgs, WritesArgs};
@@ -26,7 +28,15 @@ use crate::environment::Environment;
 use crate::machine::{self, NodeMemory, choose_nodes, cores};
 use crate::progress::{Steps, clock};
 use crate::stop::{Refusal, Stop};
-use crate::{export, interrupt};
+use crate::{export, interrupt, settings};
+
+/// A note on rivals.
+const ONE_NODE: &str = "move_pages, mbind and automatic balancing need a second node: pages that \
+                        are on the node already stay. On one node, `bench copy` without --quick \
+                        times the kernel's own migration by compaction.";
+/// Another one.
+const SHORT: &str = "automatic balancing waits for a time-out of 10 s in most rounds, and is left \
+                     out with --quick.";
 
 /// Between two lines about progress where no terminal shows a bar.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -36,7 +46,13 @@ pub fn run(command: &ExperimentCommand) -> Result<(), Stop> {
     match command {
         ExperimentCommand::Access(args) => run_access(args),
         ExperimentCommand::Copy(CopyArgs { common }) => {
-            run_ways(&copy::ABOUT, common, &|_| copy::ways())
+            run_ways(&copy::ABOUT, common, &|page, nodes| {
+                let mut all = vec![(String::new(), copy::ways())];
+                if page == PageSize::Base && nodes.from == nodes.to && !common.is_short() {
+                    all.push((", the kernel's own migration".to_owned(), copy::by_compaction()));
+                }
+                all
+            })
         }
         ExperimentCommand::Overhead(args) => run_overhead(args),
         ExperimentCommand::Quiet(args) => run_quiet(args),
@@ -124,12 +140,9 @@ fn run_access(args: &AccessArgs) -> Result<(), Stop> {
     let nodes = Nodes::choose(common)?;
     let remote = (nodes.from != nodes.to).then_some(nodes.from);
     let mut notes = Vec::new();
-    let mut pages = once_each(&common.page_size);
-    pages.retain(|page| !page.is_hugetlb());
-    if pages.len() < common.page_size.len() {
-        notes.push("2m: private memory has no reserved huge pages here".to_owned());
-    }
-    let needs = pages.len() as u64 * common.bytes();
+    let pages = once_each(&common.page_size);
+    let ordinary = pages.iter().filter(|page| !page.is_hugetlb()).count();
+    let needs = ordinary as u64 * common.bytes();
     nodes.check(common, if remote.is_some() { [needs; 2] } else { [needs, 0] })?;
     if remote.is_none() {
         notes.push(
@@ -159,8 +172,8 @@ fn run_access(args: &AccessArgs) -> Result<(), Stop> {
 fn run_quiet(args: &QuietArgs) -> Result<(), Stop> {
     let (engines, areas) = (args.leaps.engines(&args.common), args.leaps.areas(&args.common));
     let bytes = args.common.bytes();
-    run_ways(&quiet::ABOUT, &args.common, &|page| {
-        quiet::ways(page, bytes, &engines, areas.as_deref())
+    run_ways(&quiet::ABOUT, &args.common, &|page, _| {
+        vec![(String::new(), quiet::ways(page, bytes, &engines, areas.as_deref()))]
     })
 }
 
@@ -184,21 +197,30 @@ fn run_overhead(args: &OverheadArgs) -> Result<(), Stop> {
     })
 }
 
-/// Measures ways to move memory while nothing else runs.
+/// Ways with the rest of the heading of their scene.
+type Headed = (String, Vec<Way>);
+
+/// Measures ways to move memory while nothing else runs. `scenes`: those of a page size.
 fn run_ways(
     about: &'static About,
     args: &ExperimentArgs,
-    ways: &dyn Fn(PageSize) -> Vec<Way>,
+    scenes: &dyn Fn(PageSize, &Nodes) -> Vec<Headed>,
 ) -> Result<(), Stop> {
     run_pages(about, args, &|page, nodes| {
-        let ways = ways(page);
-        let setting = nodes.setting(args, page);
-        let needs = Ways::needs(setting.bytes, &ways);
-        let build = move || {
-            let scene = Ways::new(setting, &ways, stop_between_leaps)?;
-            Ok(Box::new(scene) as Box<dyn Scene>)
+        let scene = |(heading, ways): Headed| {
+            let setting = nodes.setting(args, page);
+            let needs = Ways::needs(setting.bytes, &ways);
+            let build = move || {
+                let scene = Ways::new(setting, &ways, stop_between_leaps)?;
+                // Without a compaction, a scene that is for it says nothing new.
+                if ways.contains(&Way::Compaction) && !scene.left_out().is_empty() {
+                    return Err(Refusal::new(scene.left_out().join("; ")).into());
+                }
+                Ok(Box::new(scene) as Box<dyn Scene>)
+            };
+            (format!("pages of {page}{heading}"), needs, Box::new(build) as Build)
         };
-        vec![(format!("pages of {page}"), needs, Box::new(build) as Build)]
+        scenes(page, nodes).into_iter().map(scene).collect()
     })
 }
 
@@ -211,20 +233,33 @@ fn run_loaded(
     run_pages(about, args, &|page, nodes| {
         let (loads, ways) = all(page);
         let scene = |writes: Writes| {
-            let (ways, needs) = (ways.clone(), Loaded::needs(args.bytes(), &ways));
+            // It waits for the time-out of 10 s in most rounds.
+            let is_balanced = nodes.from != nodes.to && !args.quick;
+            let (ways, needs) = (ways.clone(), Loaded::needs(args.bytes(), &ways, is_balanced));
             let setting = writes::Setting {
                 ways: nodes.setting(args, page),
                 writes,
                 writer_cpu: nodes.writer_cpu,
             };
             let build = move || {
-                let scene = Loaded::new(setting, &ways, stop_between_leaps)?;
+                let switch = is_balanced.then(|| Box::new(balancing_on) as Switch);
+                let scene = Loaded::new(setting, &ways, switch, stop_between_leaps)?;
                 Ok(Box::new(scene) as Box<dyn Scene>)
             };
             (format!("pages of {page}, {}", writes.name()), needs, Box::new(build) as Build)
         };
         loads.into_iter().map(scene).collect()
     })
+}
+
+/// Borrows the setting that turns automatic NUMA balancing on. It is put back when the result is
+/// dropped, and at the latest by its keeper when this process ends.
+fn balancing_on() -> Result<Box<dyn Any>, String> {
+    const WHY: &str = "pageleap bench";
+    let user = User::this_process().map_err(|error| error.to_string())?;
+    let wish = Wish::new("/proc/sys/kernel/numa_balancing", "1", WHY);
+    let borrowed = settings::ledger(None).borrow(&user, &[wish]);
+    Ok(Box::new(borrowed.map_err(|error| error.to_string())?))
 }
 
 /// A scene with its heading, and the bytes that it needs on the source and the destination.
@@ -241,10 +276,9 @@ fn run_pages<'a>(
     let nodes = Nodes::choose(args)?;
     let mut notes = Vec::new();
     if nodes.from == nodes.to {
-        notes.push(
-            "move_pages and mbind need a second node: pages that are on the node already stay."
-                .to_owned(),
-        );
+        notes.push(ONE_NODE.to_owned());
+    } else if args.quick {
+        notes.push(SHORT.to_owned());
     }
     let mut scenes: Vec<(String, bool, Build)> = Vec::new();
     for page in once_each(&args.page_size) {
@@ -257,7 +291,9 @@ fn run_pages<'a>(
             if !page.is_hugetlb() {
                 nodes.check(args, needs)?;
             }
-            scenes.push((heading, page != PageSize::Base, build));
+            // An experiment goes on without large pages, and without compaction.
+            let may_lack = page != PageSize::Base || heading.contains(',');
+            scenes.push((heading, may_lack, build));
         }
     }
     Plan { about, scenes, nodes: &nodes, notes }.run(args, exports)
@@ -304,7 +340,6 @@ fn measure(
         }
         Err(stop) => return Err(stop),
     };
-    results.notes.extend(scene.left_out().iter().map(|what| format!("left out: {what}")));
     results.parts.push(Part::new(heading, scene.cases().to_vec(), results.method));
     let part = results.parts.last_mut().expect("it was added just now");
     let steps = Steps::new(name, 1, part.rounds.at_most());
@@ -327,6 +362,12 @@ fn measure(
         interrupt::stop_if_received(|| format!("{} rounds were measured", rounds.count()))?;
     }
     steps.line(&format!("{name}, {}", part.in_short()));
+    for what in scene.left_out() {
+        let note = format!("left out: {what}");
+        if !results.notes.contains(&note) {
+            results.notes.push(note);
+        }
+    }
     interrupt::stop_if_received(|| format!("{} rounds were measured", results.rounds()))
 }
 
