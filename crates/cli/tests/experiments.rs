@@ -129,12 +129,48 @@ fn quiet_has_engines_over_sizes_of_areas() {
 }
 
 #[test]
+fn writes_have_ratios_to_copies_beside_the_load_and_at_rest() {
+    let flags = ["writes", "--size", "4m", "--page-size", "4k", "--runs", "2", "--warmup", "0"];
+    let loads = ["--rates", "10k", "--skewed", "100k", "--engine", "auto"];
+    let object = object(&[&flags[..], &loads].concat());
+    check(&object, 2);
+    let rows = object["rows"].as_array().unwrap();
+    let way = |number: &Value| rows[number.as_u64().unwrap() as usize]["way"].as_str().unwrap();
+    let leaps: Vec<&Value> = rows.iter().filter(|row| row["way"] == "auto").collect();
+    // One for each load.
+    assert_eq!(leaps.len(), 2);
+    for row in leaps {
+        assert!(way(&row["base_row"]).ends_with(", beside"), "{row}");
+        assert!(way(&row["at_rest_row"]).ends_with(", at rest"), "{row}");
+        assert!(row["ratio_at_rest"].as_f64().unwrap() > 0.0, "{row}");
+        assert_eq!(row["moved_ratio"], 1.0);
+        assert!(row["kept_ratio"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn the_overhead_is_measured_over_sizes_of_areas() {
+    let flags = ["overhead", "--size", "4m", "--page-size", "4k", "--runs", "1", "--warmup", "0"];
+    let object = object(&[&flags[..], &["--area", "4k,1m"]].concat());
+    check(&object, 1);
+    let rows = object["rows"].as_array().unwrap().iter();
+    let of_mprotect: Vec<&Value> = rows.filter(|row| row["way"] == "mprotect").collect();
+    let areas: Vec<Option<u64>> =
+        of_mprotect.iter().map(|row| row["area_bytes"].as_u64()).collect();
+    assert_eq!(areas, [None, Some(4096), Some(1 << 20)]);
+    for row in of_mprotect {
+        assert!(row["extra_copied_ratio"].as_f64().unwrap() >= 0.0, "{row}");
+        assert!(row["beyond_memcpy_ratio"].is_number(), "{row}");
+    }
+}
+
+#[test]
 fn text_names_the_machine_and_a_part_without_memory() {
     let flags = ["copy", "--smoke", "--size", "4m", "--page-size", "4k,2m"];
     let output = bench(&flags);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = String::from_utf8_lossy(&output.stdout);
-    for part in ["000, Figure 2", "ratios to: ", "\nHost\n", "\nNoise\n", "clocksource"] {
+    for part in ["Figure 2", "ratios to: ", "\nHost\n", "\nNoise\n", "clocksource"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     // Either there are huge pages, or the note says why not.
@@ -174,6 +210,7 @@ fn requests_that_make_no_sense_are_refused() {
         (&["access", "--from", "99"], "node 99 does not exist"),
         (&["quiet", "--engine", "warp"], "warp"),
         (&["copy", "--smoke", "--quick"], "cannot be used with"),
+        (&["writes", "--skewed", "some"], "expected a number"),
     ] {
         let output = bench(flags);
         assert_eq!(output.status.code(), Some(2), "{flags:?}");

@@ -348,6 +348,7 @@ mod tests {
                         "advise",
                         "allocators",
                         "bench",
+                        "experiments",
                         "export",
                         "huge_pages",
                         "place",

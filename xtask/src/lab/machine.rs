@@ -178,7 +178,7 @@ impl Lab {
         let mut archive = Archive::new(BufWriter::new(file));
         let programs = || job.programs.values().map(PathBuf::as_path).chain([&*self.guest]);
         let libraries = build::shared_libraries(programs())?;
-        let fixed = ["dev", "proc", "sys", "tmp", "bin", "lab", "lab/bin", "etc"];
+        let fixed = ["dev", "proc", "sys", "tmp", "run", "bin", "lab", "lab/bin", "etc"];
         let mut directories: BTreeSet<&Path> = fixed.iter().map(Path::new).collect();
         for place in libraries.iter().chain(job.files.keys()) {
             let above = place.ancestors().skip(1).filter_map(|path| path.strip_prefix("/").ok());

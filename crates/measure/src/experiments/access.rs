@@ -21,7 +21,7 @@ use crate::random::SplitMix64;
 pub const ABOUT: About = About {
     name: "access",
     title: "Access to local and remote memory by one thread",
-    figure: "000, Figure 1",
+    figure: "Taking the Leap, Figure 1",
     labels: &[label("pattern", "pattern", "each word in order, or words at random"), PAGE, PLACE],
     metrics: &[time("time", "time", "")],
 };

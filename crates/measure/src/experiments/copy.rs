@@ -14,7 +14,7 @@ use crate::rivals::calls::Call;
 pub const ABOUT: About = About {
     name: "copy",
     title: "A copy into fresh and into pooled memory, and migrations of the same bytes",
-    figure: "000, Figure 2",
+    figure: "Taking the Leap, Figure 2",
     labels: &LABELS,
     metrics: &METRICS,
 };
@@ -25,13 +25,13 @@ const MEMCPY: CopyMethod = CopyMethod { by: CopyLoop::Memcpy, step_bytes: 1 << 2
 
 /// The ways of the scene in which the kernel's own migration is timed on one node.
 pub fn by_compaction() -> Vec<Way> {
-    let auto = Way::Leap { engine: EngineChoice::Auto, area: None };
+    let auto = Way::Leap { engine: EngineChoice::Auto, area: None, threads: None };
     Way::copies().chain([auto, Way::Compaction]).collect()
 }
 
 /// The ways that are compared.
 pub fn ways() -> Vec<Way> {
-    let auto = Way::Leap { engine: EngineChoice::Auto, area: None };
+    let auto = Way::Leap { engine: EngineChoice::Auto, area: None, threads: None };
     Way::copies()
         .chain([MEMCPY, COPY_METHODS[0]].map(Way::FreshCopy))
         .chain([auto])

@@ -13,6 +13,7 @@
 //! * [`quiet`]: all ways to move memory while nothing else runs, over the size of areas (Figure 4).
 //! * [`ways`]: the ways to move memory.
 //! * [`writes`]: the same while a thread writes (Figures 5 and 7, Table 2).
+//! * [`scale`]: the same by several threads, over the size of the memory.
 //! * [`memory`]: the memory that moves, and its contents.
 //! * [`results`]: figures of rows, and the document.
 //!
@@ -23,6 +24,7 @@ pub mod copy;
 pub mod memory;
 pub mod quiet;
 pub mod results;
+pub mod scale;
 pub mod ways;
 pub mod writes;
 

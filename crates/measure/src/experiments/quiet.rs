@@ -10,7 +10,7 @@ use crate::rivals::calls::Call;
 pub const ABOUT: About = About {
     name: "quiet",
     title: "Migrations while nothing else runs",
-    figure: "000, Figure 4",
+    figure: "Taking the Leap, Figure 4",
     labels: &LABELS,
     metrics: &METRICS,
 };
@@ -67,7 +67,7 @@ pub(super) fn leaps(
         let sizes = if has_sizes { sizes.clone() } else { Vec::new() };
         let areas = [None].into_iter().chain(sizes.into_iter().map(Some));
         let engine = *engine;
-        areas.map(move |area| Way::Leap { engine, area })
+        areas.map(move |area| Way::Leap { engine, area, threads: None })
     };
     engines.iter().flat_map(of_engine).collect()
 }

@@ -249,8 +249,14 @@ impl Results {
 
     fn table(&self, rows: &[Row<'_>]) -> Table {
         let mut heads = vec![data("row")];
-        let labels = self.about.labels.iter();
-        heads.extend(labels.map(|label| shown(label.key, label.head, label.meaning)));
+        for (at, label) in self.about.labels.iter().enumerate() {
+            let mut cases = self.parts.iter().flat_map(|part| &part.cases);
+            // A property that no case has is no column for people.
+            match cases.any(|case| case.labels[at] != Value::Unknown) {
+                true => heads.push(shown(label.key, label.head, label.meaning)),
+                false => heads.push(data(label.key)),
+            }
+        }
         for (at, metric) in self.about.metrics.iter().enumerate() {
             let key = |of: &str| format!("{}{of}{}", metric.key, metric.unit.suffix());
             heads.push(shown(key(""), metric.head, metric.meaning));

@@ -4,8 +4,8 @@
 //! Memory rests while it is moved. Threads that copy or call the kernel run on a CPU of the
 //! destination, as in the paper. A leap has its own threads.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use pageleap::topology::Topology;
@@ -20,16 +20,17 @@ use crate::Error;
 use crate::document::Value;
 use crate::leap::{Wish, check_complete, finish};
 use crate::matrix::on_cpu;
-use crate::memcpy::{METHODS, Target, cpu_ns};
+use crate::memcpy::{Copy, METHODS, Target, cpu_ns};
 use crate::private::PrivateMemory;
 use crate::rivals::calls::{Call, Trip};
 use crate::rivals::can_move;
 use crate::rivals::compaction::{can_compact, compact};
 
 /// The properties of a way.
-pub const LABELS: [Label; 2] = [
+pub const LABELS: [Label; 3] = [
     label("way", "way", ""),
     label("area_bytes", "area", "size of areas, or of the steps of a copy"),
+    label("threads", "threads", "threads that copy"),
 ];
 
 /// The times of a way.
@@ -59,12 +60,16 @@ pub enum Way {
     Copy(CopyMethod),
     /// A copy into memory that is mapped meanwhile, page by page.
     FreshCopy(CopyMethod),
+    /// A copy into memory that is mapped already, by this many threads, each a part of it.
+    CopyByThreads(CopyMethod, usize),
     /// A leap of a region.
     Leap {
         /// The engine.
         engine: EngineChoice,
         /// Bytes of an area; `None`: the library's default.
         area: Option<usize>,
+        /// Threads that copy; `None`: the library's default, one.
+        threads: Option<usize>,
     },
     /// A leap of private memory.
     Private(MemoryEngine),
@@ -89,7 +94,7 @@ impl Way {
             other => format!("copy loop {other}{into}"),
         };
         match self {
-            Way::Copy(method) => copy(method, ""),
+            Way::Copy(method) | Way::CopyByThreads(method, _) => copy(method, ""),
             Way::FreshCopy(method) => copy(method, ", fresh"),
             Way::Leap { engine, .. } => engine.to_string(),
             Way::Private(engine) => format!("{engine}, private"),
@@ -100,12 +105,20 @@ impl Way {
 
     /// Its name and its area, for [`LABELS`].
     pub(super) fn labels(self) -> Vec<Value> {
-        vec![self.name().into(), self.area()]
+        let threads = match self {
+            Way::CopyByThreads(_, threads) => Some(threads),
+            Way::Leap { threads, .. } => threads,
+            _ => None,
+        };
+        let threads = threads.map_or(Value::Unknown, Value::count);
+        vec![self.name().into(), self.area(), threads]
     }
 
     fn area(self) -> Value {
         match self {
-            Way::Copy(method) | Way::FreshCopy(method) => Value::Bytes(method.step_bytes as u64),
+            Way::Copy(method) | Way::CopyByThreads(method, _) | Way::FreshCopy(method) => {
+                Value::Bytes(method.step_bytes as u64)
+            }
             Way::Leap { area, .. } => Value::bytes(area.map(|area| area as u64)),
             Way::Private(_) | Way::Call(_) | Way::Compaction => Value::Unknown,
         }
@@ -202,7 +215,7 @@ impl Ways {
             Way::FreshCopy(_) if page.is_hugetlb() => {
                 Ok(Some("pages of the hugetlb pool are populated beforehand".into()))
             }
-            Way::Copy(_) | Way::FreshCopy(_) => Ok(None),
+            Way::Copy(_) | Way::CopyByThreads(..) | Way::FreshCopy(_) => Ok(None),
             Way::Call(_) => Ok(can_move(from, to).err()),
             Way::Compaction if page != PageSize::Base => Ok(Some("it moves pages of 4 KB".into())),
             Way::Compaction => Ok(can_compact(from).err().map(|error| error.to_string())),
@@ -254,6 +267,40 @@ impl Ways {
         Ok(outcome(copy.ns, 0, copy.cpu_ns))
     }
 
+    /// Copies the region once by several threads, which choose their CPUs.
+    fn copy_by_threads(&self, method: CopyMethod, threads: usize) -> Result<Outcome, Error> {
+        let Pools { region, destination, .. } = &self.pools;
+        let (page, pages) = (self.setting.page.bytes(), region.len() / self.setting.page.bytes());
+        let ends: Vec<usize> = (0..=threads).map(|nth| pages * nth / threads * page).collect();
+        let part = |ends: &[usize]| {
+            let part = std::iter::once(ends[0]..ends[1]).collect();
+            Target::of_parts(region, part, destination)
+        };
+        let parts: Vec<Target> = ends.windows(2).map(part).collect::<Result<_, Error>>()?;
+        let all_are_there = Barrier::new(threads + 1);
+        let (copies, took) = std::thread::scope(|scope| {
+            let copy = |part| {
+                let all_are_there = &all_are_there;
+                scope.spawn(move || {
+                    all_are_there.wait();
+                    Target::copy(part, method)
+                })
+            };
+            let copying: Vec<_> = parts.iter().map(copy).collect();
+            all_are_there.wait();
+            let start = Instant::now();
+            let copies: Vec<Copy> = copying
+                .into_iter()
+                .map(|thread| {
+                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                })
+                .collect();
+            (copies, start.elapsed())
+        });
+        let cpu_ns = copies.iter().map(|copy| copy.cpu_ns).sum();
+        Ok(outcome(took.as_nanos() as u64, 0, cpu_ns))
+    }
+
     fn fresh_copy(&self, method: CopyMethod) -> Result<Outcome, Error> {
         let Setting { bytes, page, to, cpu, .. } = self.setting;
         let memory = self.memory();
@@ -270,12 +317,10 @@ impl Ways {
     pub(super) fn prepare(&self, way: Way, limit: Option<Duration>) -> Result<Prepared<'_>, Error> {
         let Setting { bytes, page, to, .. } = self.setting;
         match way {
-            Way::Copy(_) | Way::FreshCopy(_) | Way::Call(_) | Way::Compaction => {
-                panic!("no leap moves this way")
-            }
-            Way::Leap { engine, area } => {
+            Way::Leap { engine, area, threads } => {
                 let leap = self.pools.migration(&self.pools.destination).engine(engine);
                 let leap = area.into_iter().fold(leap, Migration::area_bytes);
+                let leap = threads.into_iter().fold(leap, Migration::threads);
                 let leap = limit.into_iter().fold(leap, Migration::timeout);
                 let pages = bytes / page.bytes() as u64;
                 Ok(Prepared { start: Box::new(|| leap.start()), pages, populate_ns: 0.0 })
@@ -297,6 +342,7 @@ impl Ways {
                 let pages = bytes / BASE_PAGE as u64;
                 Ok(Prepared { start: Box::new(|| leap.start()), pages, populate_ns })
             }
+            _ => panic!("no leap moves this way"),
         }
     }
 
@@ -304,7 +350,9 @@ impl Ways {
     pub(super) fn bring_back(&self, way: Way) -> Result<(), Error> {
         let Setting { bytes, from, to, .. } = self.setting;
         let report = match way {
-            Way::Copy(_) | Way::FreshCopy(_) | Way::Compaction => return Ok(()),
+            Way::Copy(_) | Way::CopyByThreads(..) | Way::FreshCopy(_) | Way::Compaction => {
+                return Ok(());
+            }
             Way::Call(call) => return self.trip(call).map(drop),
             // Private memory that moved within a node is there already.
             Way::Private(_) if from == to => return Ok(()),
@@ -390,6 +438,7 @@ impl Scene for Ways {
     ) -> Result<Option<Outcome>, Error> {
         match self.ways[case] {
             Way::Copy(method) => self.copy(method).map(Some),
+            Way::CopyByThreads(method, threads) => self.copy_by_threads(method, threads).map(Some),
             Way::FreshCopy(method) => self.fresh_copy(method).map(Some),
             Way::Call(call) => self.call(call).map(Some),
             Way::Compaction => match self.compact() {
@@ -476,7 +525,7 @@ mod tests {
 
     #[test]
     fn a_wrong_word_is_lost() {
-        let leap = Way::Leap { engine: EngineChoice::Auto, area: None };
+        let leap = Way::Leap { engine: EngineChoice::Auto, area: None, threads: None };
         let mut scene = ways(PageSize::Base, &[leap]);
         words_of(&scene.pools).unwrap()[99].store(0, Ordering::Relaxed);
         assert_eq!(scene.measure(0, &|| false).unwrap().unwrap().lost, 1);
@@ -484,7 +533,7 @@ mod tests {
 
     #[test]
     fn a_stopped_leap_has_no_outcome_and_loses_nothing() {
-        let leap = Way::Leap { engine: EngineChoice::Auto, area: None };
+        let leap = Way::Leap { engine: EngineChoice::Auto, area: None, threads: None };
         let mut scene = ways(PageSize::Base, &[leap]);
         assert_eq!(scene.measure(0, &|| true).unwrap(), None);
         assert_eq!(wrong(words_of(&scene.pools).unwrap(), SEED), 0);
@@ -492,7 +541,7 @@ mod tests {
 
     #[test]
     fn ways_that_do_not_fit_are_left_out_with_the_reason() {
-        let small = Way::Leap { engine: EngineChoice::Auto, area: Some(64 << 10) };
+        let small = Way::Leap { engine: EngineChoice::Auto, area: Some(64 << 10), threads: None };
         let scene = ways(PageSize::Thp, &[small, Way::Private(MemoryEngine::Kernel)]);
         assert!(scene.cases().is_empty());
         let left_out = scene.left_out();

@@ -32,7 +32,7 @@ use crate::rivals::can_move;
 pub const ABOUT: About = About {
     name: "writes",
     title: "Migrations while a thread writes to the memory",
-    figure: "000, Figures 5 and 7",
+    figure: "Taking the Leap, Figures 5 and 7",
     labels: &LABELS,
     metrics: &METRICS,
 };
@@ -41,7 +41,7 @@ pub const ABOUT: About = About {
 pub const OVERHEAD: About = About {
     name: "overhead",
     title: "The overhead of migrations at 100,000 writes per second",
-    figure: "000, Table 2",
+    figure: "Taking the Leap, Table 2",
     labels: &LABELS,
     metrics: &METRICS,
 };
@@ -219,7 +219,7 @@ impl Loaded {
             Turn::AtRest(method) => labels(Way::Copy(*method), ", at rest"),
             Turn::Beside(method) => labels(Way::Copy(*method), ", beside"),
             Turn::Migration(way) => labels(*way, ""),
-            Turn::Balancing => vec![BALANCING.into(), Value::Unknown],
+            Turn::Balancing => vec![BALANCING.into(), Value::Unknown, Value::Unknown],
         };
         let copies = METHODS.len();
         let case = |turn: &Turn| Case {
@@ -449,5 +449,93 @@ impl Scene for Loaded {
             Turn::Migration(Way::Call(call)) => self.call(call).map(Some),
             Turn::Migration(way) => self.migration(way, stopped),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use pageleap::topology::Topology;
+
+    use super::*;
+
+    fn loaded(all: &[Way], rate: Rate) -> Loaded {
+        let topology = Topology::read().unwrap();
+        let node = topology.nodes().iter().find(|node| node.total_bytes > 0).unwrap().id;
+        let cpu = topology.allowed_cpus()[0];
+        let (page, bytes) = (PageSize::Base, 4 << 20);
+        let ways = ways::Setting { bytes, page, from: node, to: node, cpu, seed: 5 };
+        let writes = Writes { rate, rows: Rows::Uniform };
+        let setting =
+            Setting { ways, writes, writer_cpu: *topology.allowed_cpus().last().unwrap() };
+        Loaded::new(setting, all, None, || Ok::<_, Error>(())).unwrap()
+    }
+
+    #[test]
+    fn each_turn_has_its_numbers_and_loses_nothing() {
+        let engines = [EngineChoice::Auto, Engine::Mprotect.into()];
+        let all = ways(PageSize::Base, 4 << 20, &engines, Some(&[1 << 20]));
+        let mut scene = loaded(&all, Rate::PerSecond(100_000));
+        let mut migrations = 0;
+        for case in 0..scene.cases().len() {
+            for _ in 0..2 {
+                let Outcome { numbers, lost } = scene.measure(case, &|| false).unwrap().unwrap();
+                let [time, moved, kept, extra, beyond, _] = <[f64; 6]>::try_from(numbers).unwrap();
+                assert!(time > 0.0);
+                assert_eq!(lost, 0, "{:?}", scene.turns[case]);
+                let is_known = [moved, kept, extra, beyond].map(f64::is_finite);
+                match scene.turns[case] {
+                    Turn::AtRest(_) => assert_eq!(is_known, [false; 4]),
+                    Turn::Beside(_) => assert_eq!(is_known, [false, true, false, false]),
+                    Turn::Migration(_) => {
+                        assert_eq!((is_known, moved), ([true; 4], 1.0));
+                        migrations += 1;
+                    }
+                    Turn::Balancing => panic!("nothing is balanced here"),
+                }
+            }
+        }
+        // `auto` with and without a size is one, because it chooses areas itself.
+        assert!(migrations >= 2 * 3, "{migrations}");
+        let copies = METHODS.len();
+        let case = scene.cases().last().unwrap();
+        assert_eq!((case.at_rest.len(), case.bases.len()), (copies, copies));
+        assert!(case.at_rest.iter().all(|at| matches!(scene.turns[*at], Turn::AtRest(_))));
+        assert!(case.bases.iter().all(|at| matches!(scene.turns[*at], Turn::Beside(_))));
+    }
+
+    #[test]
+    fn a_word_that_nobody_should_have_written_is_lost_once() {
+        let leap = Way::Leap { engine: EngineChoice::Auto, area: None, threads: None };
+        let mut scene = loaded(&[leap], Rate::PerSecond(10));
+        let case = scene.cases().len() - 1;
+        let mut lost = || scene.measure(case, &|| false).unwrap().unwrap().lost;
+        assert_eq!(lost(), 0);
+        // The writer writes too rarely to hit this word.
+        scene.ways.words(leap).unwrap()[77].fetch_add(1, Ordering::Relaxed);
+        let mut lost = || scene.measure(case, &|| false).unwrap().unwrap().lost;
+        assert_eq!([lost(), lost()], [1, 0]);
+    }
+
+    #[test]
+    fn a_stopped_migration_has_no_outcome() {
+        let leap = Way::Leap { engine: EngineChoice::Auto, area: None, threads: None };
+        let mut scene = loaded(&[leap], Rate::PerSecond(1000));
+        let case = scene.cases().len() - 1;
+        assert_eq!(scene.measure(case, &|| true).unwrap(), None);
+    }
+
+    #[test]
+    fn loads_are_those_of_the_figures() {
+        let names = |page| Writes::of_figure(page).map(Writes::name);
+        assert_eq!(
+            names(PageSize::Base),
+            ["10k writes/s", "100k writes/s", "100k writes/s, skewed", "10m writes/s"]
+        );
+        assert_eq!(names(PageSize::Huge2M)[3], "100m writes/s");
+        let max = Writes { rate: Rate::Max, rows: Rows::Skewed };
+        assert_eq!(max.name(), "writes without delay, skewed");
+        assert_eq!(max.requested(Duration::from_secs(1)), None);
     }
 }

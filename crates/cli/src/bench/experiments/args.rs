@@ -182,6 +182,26 @@ pub struct OverheadArgs {
     pub common: ExperimentArgs,
 }
 
+/// Measure leaps by one to all threads, over the size of the memory.
+///
+/// Copies by as many threads stand beside them. Ratios are to the fastest copy by one thread. On a
+/// machine with two nodes the kernel's `move_pages` stands there, too, which copies by one thread.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  pageleap bench scale
+      64 MB to all that fits, by one to all threads
+  pageleap bench scale --size 4g --threads 1,8 --page-size thp
+      64 MB to 4 GB, by one and by eight threads")]
+pub struct ScaleArgs {
+    /// Threads that copy, by comma [default: 1, 2, 4 and so on, up to the CPUs of the node --to]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = bytes::threads)]
+    pub threads: Option<Vec<usize>>,
+
+    #[command(flatten)]
+    pub common: ExperimentArgs,
+}
+
 /// The experiments, as subcommands of `pageleap bench`.
 #[derive(Subcommand, Clone, Debug)]
 pub enum ExperimentCommand {
@@ -189,6 +209,7 @@ pub enum ExperimentCommand {
     Copy(CopyArgs),
     Overhead(OverheadArgs),
     Quiet(QuietArgs),
+    Scale(ScaleArgs),
     Writes(WritesArgs),
 }
 

@@ -15,13 +15,13 @@ use pageleap_measure::document::{Value, fact};
 use pageleap_measure::experiments::access::{self, Access};
 use pageleap_measure::experiments::ways::{self, Way, Ways};
 use pageleap_measure::experiments::writes::{self, Loaded, Switch, Writes};
-use pageleap_measure::experiments::{About, Part, Results, Scene, copy, quiet};
+use pageleap_measure::experiments::{About, Part, Results, Scene, copy, quiet, scale};
 use pageleap_measure::figures::human_bytes;
 use pageleap_measure::load::{Rate, Rows};
 use pageleap_settings::{User, Wish};
 
 pub use args::ExperimentCommand;
-use args::{AccessArgs, CopyArgs, ExperimentArgs, OverheadArgs, QuietArgs, WritesArgs};
+use args::{AccessArgs, CopyArgs, ExperimentArgs, OverheadArgs, QuietArgs, ScaleArgs, WritesArgs};
 
 use super::memory::{USABLE_SHARE, missing_huge_pages, once_each, stop_between_leaps};
 use crate::environment::Environment;
@@ -56,6 +56,7 @@ pub fn run(command: &ExperimentCommand) -> Result<(), Stop> {
         }
         ExperimentCommand::Overhead(args) => run_overhead(args),
         ExperimentCommand::Quiet(args) => run_quiet(args),
+        ExperimentCommand::Scale(args) => run_scale(args),
         ExperimentCommand::Writes(args) => run_writes(args),
     }
 }
@@ -69,6 +70,8 @@ struct Nodes {
     cpu: usize,
     /// Another CPU, of the destination if possible; the same one if there is no other.
     writer_cpu: usize,
+    /// How many CPUs of the destination this process may use; at least one.
+    cpus: usize,
 }
 
 impl Nodes {
@@ -78,12 +81,29 @@ impl Nodes {
         let topology = Topology::read()?;
         let of_node = |node| cores(&topology, node).into_iter().flatten();
         let mut cpus: Vec<usize> = of_node(NodeId(to)).collect();
+        let of_destination = cpus.len().max(1);
         cpus.extend(topology.nodes().iter().flat_map(|node| of_node(node.id)));
         let Some(cpu) = cpus.first().copied() else {
             return Err(Refusal::new("the kernel names no CPU for this process".to_owned()).into());
         };
         let writer_cpu = cpus.into_iter().find(|other| *other != cpu).unwrap_or(cpu);
-        Ok(Nodes { all, from: NodeId(from), to: NodeId(to), cpu, writer_cpu })
+        let (from, to) = (NodeId(from), NodeId(to));
+        Ok(Nodes { all, from, to, cpu, writer_cpu, cpus: of_destination })
+    }
+
+    /// The most bytes whose needs take at most a share of the free memory of each node.
+    fn fitting(&self, needs: &dyn Fn(u64) -> [u64; 2], share: f64) -> u64 {
+        const UNIT: u64 = PageSize::Thp.bytes() as u64;
+        let free = |node: NodeId| {
+            let found = self.all.iter().find(|of| of.id == node.0);
+            found.map_or(0, |of| of.free_bytes) as f64 * share
+        };
+        let [from, to] = needs(UNIT).map(|bytes| bytes as f64 / UNIT as f64);
+        let fits = match self.from == self.to {
+            true => free(self.from) / (from + to),
+            false => (free(self.from) / from).min(free(self.to) / to),
+        };
+        (fits as u64 / UNIT * UNIT).max(UNIT)
     }
 
     fn setting(&self, args: &ExperimentArgs, page: PageSize) -> ways::Setting {
@@ -124,11 +144,20 @@ impl Nodes {
 /// Makes a scene when its turn has come.
 type Build<'a> = Box<dyn FnOnce() -> Result<Box<dyn Scene>, Stop> + 'a>;
 
+/// A scene that is to be measured.
+struct Planned<'a> {
+    heading: String,
+    /// Bytes that it needs on the source and on the destination.
+    needs: [u64; 2],
+    /// Whether the experiment goes on without it.
+    may_lack: bool,
+    build: Build<'a>,
+}
+
 /// An experiment on this machine.
 struct Plan<'a> {
     about: &'static About,
-    /// The heading of each scene, and whether the experiment goes on without it.
-    scenes: Vec<(String, bool, Build<'a>)>,
+    scenes: Vec<Planned<'a>>,
     nodes: &'a Nodes,
     notes: Vec<String>,
 }
@@ -142,8 +171,9 @@ fn run_access(args: &AccessArgs) -> Result<(), Stop> {
     let mut notes = Vec::new();
     let pages = once_each(&common.page_size);
     let ordinary = pages.iter().filter(|page| !page.is_hugetlb()).count();
-    let needs = ordinary as u64 * common.bytes();
-    nodes.check(common, if remote.is_some() { [needs; 2] } else { [needs, 0] })?;
+    let each = ordinary as u64 * common.bytes();
+    let needs = if remote.is_some() { [each; 2] } else { [each, 0] };
+    nodes.check(common, needs)?;
     if remote.is_none() {
         notes.push(
             "This needs a second node to compare local with remote memory. On one node it compares \
@@ -162,7 +192,12 @@ fn run_access(args: &AccessArgs) -> Result<(), Stop> {
     let build = move || Ok(Box::new(Access::new(setting)?) as Box<dyn Scene>);
     let plan = Plan {
         about: &access::ABOUT,
-        scenes: vec![("all page sizes".to_owned(), false, Box::new(build))],
+        scenes: vec![Planned {
+            heading: "all page sizes".to_owned(),
+            needs,
+            may_lack: false,
+            build: Box::new(build),
+        }],
         nodes: &nodes,
         notes,
     };
@@ -183,6 +218,32 @@ fn run_writes(args: &WritesArgs) -> Result<(), Stop> {
     let bytes = common.bytes();
     run_loaded(&writes::ABOUT, common, &|page| {
         (args.loads(page), writes::ways(page, bytes, &engines, areas.as_deref()))
+    })
+}
+
+fn run_scale(args: &ScaleArgs) -> Result<(), Stop> {
+    let common = &args.common;
+    let nodes = Nodes::choose(common)?;
+    let threads = args.threads.as_deref().map_or(scale::threads(nodes.cpus), once_each);
+    let ways = scale::ways(&threads);
+    // Without --size, a quarter of the free memory stays free.
+    let fits = nodes.fitting(&|bytes| Ways::needs(bytes, &ways), 0.75);
+    let is_given = common.size.is_some() || common.is_short();
+    let largest = if is_given { common.bytes() } else { fits };
+    let common = ExperimentArgs { size: Some(largest), ..common.clone() };
+    run_pages(&scale::ABOUT, &common, &|page, nodes| {
+        let scene = |bytes: u64| {
+            let bytes = bytes.next_multiple_of(page.bytes() as u64);
+            let setting = ways::Setting { bytes, ..nodes.setting(&common, page) };
+            let (ways, needs) = (ways.clone(), Ways::needs(bytes, &ways));
+            let heading = format!("pages of {page}, {}", human_bytes(bytes as f64));
+            let build = move || {
+                let scene = Ways::new(setting, &ways, stop_between_leaps)?;
+                Ok(Box::new(scene) as Box<dyn Scene>)
+            };
+            Planned { heading, needs, may_lack: false, build: Box::new(build) }
+        };
+        scale::sizes(largest).into_iter().map(scene).collect()
     })
 }
 
@@ -218,7 +279,9 @@ fn run_ways(
                 }
                 Ok(Box::new(scene) as Box<dyn Scene>)
             };
-            (format!("pages of {page}{heading}"), needs, Box::new(build) as Build)
+            let may_lack = !heading.is_empty();
+            let heading = format!("pages of {page}{heading}");
+            Planned { heading, needs, may_lack, build: Box::new(build) }
         };
         scenes(page, nodes).into_iter().map(scene).collect()
     })
@@ -246,7 +309,8 @@ fn run_loaded(
                 let scene = Loaded::new(setting, &ways, switch, stop_between_leaps)?;
                 Ok(Box::new(scene) as Box<dyn Scene>)
             };
-            (format!("pages of {page}, {}", writes.name()), needs, Box::new(build) as Build)
+            let heading = format!("pages of {page}, {}", writes.name());
+            Planned { heading, needs, may_lack: false, build: Box::new(build) }
         };
         loads.into_iter().map(scene).collect()
     })
@@ -262,14 +326,11 @@ fn balancing_on() -> Result<Box<dyn Any>, String> {
     Ok(Box::new(borrowed.map_err(|error| error.to_string())?))
 }
 
-/// A scene with its heading, and the bytes that it needs on the source and the destination.
-type Needing<'a> = (String, [u64; 2], Build<'a>);
-
 /// Measures the scenes of all page sizes.
 fn run_pages<'a>(
     about: &'static About,
     args: &ExperimentArgs,
-    of_page: &dyn Fn(PageSize, &Nodes) -> Vec<Needing<'a>>,
+    of_page: &dyn Fn(PageSize, &Nodes) -> Vec<Planned<'a>>,
 ) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     interrupt::install();
@@ -280,20 +341,19 @@ fn run_pages<'a>(
     } else if args.quick {
         notes.push(SHORT.to_owned());
     }
-    let mut scenes: Vec<(String, bool, Build)> = Vec::new();
+    let mut scenes: Vec<Planned> = Vec::new();
     for page in once_each(&args.page_size) {
         let [from, to] = [nodes.from.0, nodes.to.0];
         if let Some(why) = missing_huge_pages(args.bytes(), page, &nodes.all, from, to) {
             notes.push(format!("left out: pages of {page}: {why}"));
             continue;
         }
-        for (heading, needs, build) in of_page(page, &nodes) {
+        for scene in of_page(page, &nodes) {
             if !page.is_hugetlb() {
-                nodes.check(args, needs)?;
+                nodes.check(args, scene.needs)?;
             }
-            // An experiment goes on without large pages, and without compaction.
-            let may_lack = page != PageSize::Base || heading.contains(',');
-            scenes.push((heading, may_lack, build));
+            let may_lack = scene.may_lack || page != PageSize::Base;
+            scenes.push(Planned { may_lack, ..scene });
         }
     }
     Plan { about, scenes, nodes: &nodes, notes }.run(args, exports)
@@ -313,9 +373,7 @@ impl Plan<'_> {
         let method = args.method();
         let environment = Environment::start();
         let mut results = Results { about, setting, method, parts: Vec::new(), notes };
-        let measured = scenes.into_iter().try_for_each(|(heading, may_lack, build)| {
-            measure(&mut results, heading, may_lack, build)
-        });
+        let measured = scenes.into_iter().try_for_each(|scene| measure(&mut results, scene));
         let printed = match results.rounds() {
             0 => Ok(()),
             _ => exports.print(&environment.add_to(results.document()), args.json),
@@ -325,12 +383,8 @@ impl Plan<'_> {
 }
 
 /// Adds the rounds of a scene to the results: all of them, or those before a signal or an error.
-fn measure(
-    results: &mut Results,
-    heading: String,
-    may_lack: bool,
-    build: Build,
-) -> Result<(), Stop> {
+fn measure(results: &mut Results, scene: Planned) -> Result<(), Stop> {
+    let Planned { heading, may_lack, build, .. } = scene;
     let name = results.about.name;
     let mut scene = match build() {
         Ok(scene) => scene,
