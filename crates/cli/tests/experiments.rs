@@ -165,6 +165,21 @@ fn the_overhead_is_measured_over_sizes_of_areas() {
 }
 
 #[test]
+fn leaps_scale_over_threads_and_sizes() {
+    let flags = ["scale", "--size", "80m", "--page-size", "4k", "--runs", "1", "--warmup", "0"];
+    let object = object(&[&flags[..], &["--threads", "1,2"]].concat());
+    check(&object, 1);
+    let rows = object["rows"].as_array().unwrap();
+    let threads = |way: &str| -> Vec<Option<u64>> {
+        let of_way = rows.iter().filter(|row| row["way"] == way);
+        of_way.map(|row| row["threads"].as_u64()).collect()
+    };
+    // 64 MB, and all of it.
+    assert_eq!(threads("auto"), [Some(1), Some(2), Some(1), Some(2)]);
+    assert_eq!(threads("memcpy").iter().filter(|of| **of == Some(2)).count(), 2);
+}
+
+#[test]
 fn text_names_the_machine_and_a_part_without_memory() {
     let flags = ["copy", "--smoke", "--size", "4m", "--page-size", "4k,2m"];
     let output = bench(&flags);

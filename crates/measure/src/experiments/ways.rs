@@ -6,6 +6,7 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Barrier};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use pageleap::topology::Topology;
@@ -277,27 +278,26 @@ impl Ways {
             Target::of_parts(region, part, destination)
         };
         let parts: Vec<Target> = ends.windows(2).map(part).collect::<Result<_, Error>>()?;
-        let all_are_there = Barrier::new(threads + 1);
-        let (copies, took) = std::thread::scope(|scope| {
-            let copy = |part| {
-                let all_are_there = &all_are_there;
-                scope.spawn(move || {
-                    all_are_there.wait();
-                    Target::copy(part, method)
-                })
-            };
-            let copying: Vec<_> = parts.iter().map(copy).collect();
+        let all_are_there = Barrier::new(threads);
+        let timed = |part: &Target| {
             all_are_there.wait();
             let start = Instant::now();
-            let copies: Vec<Copy> = copying
-                .into_iter()
-                .map(|thread| {
-                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                })
-                .collect();
-            (copies, start.elapsed())
+            (part.copy(method), start, Instant::now())
+        };
+        let copies: Vec<(Copy, Instant, Instant)> = std::thread::scope(|scope| {
+            let timed = &timed;
+            let copy = |part| scope.spawn(move || timed(part));
+            let copying: Vec<_> = parts.iter().map(copy).collect();
+            let join = |thread: ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            copying.into_iter().map(join).collect()
         });
-        let cpu_ns = copies.iter().map(|copy| copy.cpu_ns).sum();
+        // From the first start to the last end.
+        let start = copies.iter().map(|(_, start, _)| *start).min();
+        let end = copies.iter().map(|(_, _, end)| *end).max();
+        let took = start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);
+        let cpu_ns = copies.iter().map(|(copy, ..)| copy.cpu_ns).sum();
         Ok(outcome(took.as_nanos() as u64, 0, cpu_ns))
     }
 
@@ -491,7 +491,7 @@ mod tests {
 
     use pageleap::topology::Topology;
 
-    use super::super::{copy, quiet};
+    use super::super::{copy, quiet, scale};
     use super::*;
 
     const SEED: u64 = 5;
@@ -507,7 +507,7 @@ mod tests {
     #[test]
     fn each_way_takes_time_and_leaves_the_contents_on_the_source() {
         let few = quiet::ways(PageSize::Base, 4 << 20, &EngineChoice::ALL, Some(&[1 << 20]));
-        let all = [few, copy::ways()].concat();
+        let all = [few, copy::ways(), scale::ways(&[1, 3])].concat();
         let mut scene = ways(PageSize::Base, &all);
         let source = scene.pools.source.free_bytes();
         for case in 0..scene.cases().len() {

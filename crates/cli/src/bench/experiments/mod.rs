@@ -32,7 +32,7 @@ use crate::{export, interrupt, settings};
 
 /// A note on rivals.
 const ONE_NODE: &str = "move_pages, mbind and automatic balancing need a second node: pages that \
-                        are on the node already stay. On one node, `bench copy` without --quick \
+                        are on the node already stay. On one node, `bench copy` of 1 GB or more \
                         times the kernel's own migration by compaction.";
 /// Another one.
 const SHORT: &str = "automatic balancing waits for a time-out of 10 s in most rounds, and is left \
@@ -48,7 +48,9 @@ pub fn run(command: &ExperimentCommand) -> Result<(), Stop> {
         ExperimentCommand::Copy(CopyArgs { common }) => {
             run_ways(&copy::ABOUT, common, &|page, nodes| {
                 let mut all = vec![(String::new(), copy::ways())];
-                if page == PageSize::Base && nodes.from == nodes.to && !common.is_short() {
+                // Compaction takes 8 GB, however small the memory is.
+                let is_large = common.bytes() >= 1 << 30;
+                if page == PageSize::Base && nodes.from == nodes.to && is_large {
                     all.push((", the kernel's own migration".to_owned(), copy::by_compaction()));
                 }
                 all
