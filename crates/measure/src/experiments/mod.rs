@@ -13,6 +13,7 @@
 //! * [`quiet`]: all ways to move memory while nothing else runs, over the size of areas (Figure 4).
 //! * [`ways`]: the ways to move memory.
 //! * [`writes`]: the same while a thread writes (Figures 5 and 7, Table 2).
+//! * [`sustained`]: writes for some seconds, beside a migration (Figure 6).
 //! * [`scale`]: the same by several threads, over the size of the memory.
 //! * [`memory`]: the memory that moves, and its contents.
 //! * [`results`]: figures of rows, and the document.
@@ -25,6 +26,7 @@ pub mod memory;
 pub mod quiet;
 pub mod results;
 pub mod scale;
+pub mod sustained;
 pub mod ways;
 pub mod writes;
 
@@ -118,8 +120,7 @@ pub struct Case {
 /// One measurement of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// A number for each metric of the experiment. NaN is an unknown one. The first one is the time
-    /// that counts.
+    /// A number for each metric of the experiment. NaN is an unknown one. The first one counts.
     pub numbers: Vec<f64>,
     /// Words with a wrong value afterwards.
     pub lost: u64,
@@ -136,7 +137,7 @@ pub struct About {
     pub figure: &'static str,
     /// The properties that tell cases apart, in the order of columns.
     pub labels: &'static [Label],
-    /// The numbers of each case. The first one is the time that counts.
+    /// The numbers of each case. The first one counts: ratios are between such numbers.
     pub metrics: &'static [Metric],
 }
 

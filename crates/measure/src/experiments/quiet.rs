@@ -31,6 +31,9 @@ pub const SMALL: [usize; 11] = [
     256 << 20,
 ];
 
+/// The two sizes that the paper recommends (sections 5 and 6).
+pub const BEST: [usize; 2] = [512 << 10, 16 << 20];
+
 /// Sizes of areas in Figure 4 for pages of 2 MB: eight, from 2 MB to 256 MB.
 pub const HUGE: [usize; 8] =
     [2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20, 128 << 20, 256 << 20];

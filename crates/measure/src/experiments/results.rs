@@ -5,9 +5,9 @@
 //! **in the same round**, as the median over the rounds: a round in which the machine is slow
 //! makes both slow.
 
-use super::{About, Case, Metric, Outcome};
+use super::{About, Case, Metric, Outcome, Unit};
 use crate::document::{Body, Document, Fact, Head, Section, Table, Value, fact};
-use crate::figures::{human_bytes, human_ns, plural, three_digits};
+use crate::figures::{human_bytes, human_ns, percent, plural, three_digits};
 use crate::method::{CONFIDENCE, Enough, Interval, Method, Placed, Rounds};
 use crate::statistics::{Summary, median};
 
@@ -268,9 +268,11 @@ impl Results {
         // One base of all rows of a part stands in the heading.
         let several = self.parts.iter().any(|part| part.common_base().is_none());
         let of = if several { "of" } else { "" };
-        heads.push(shown("", of, "the row with which the time is compared, if it differs"));
+        heads.push(shown("", of, "the row that it is compared with"));
         heads.push(data("base_row"));
-        heads.push(shown("ratio", "ratio", "time / time of the compared row in the same round"));
+        let ratio = "number in the first column of figures / that of the compared row, in the same \
+                     round";
+        heads.push(shown("ratio", "ratio", ratio));
         heads.extend(["ratio_min", "ratio_max", "ratio_low", "ratio_high"].map(data));
         heads.push(shown("", "interval", "bootstrap interval of the median ratio (95 %)"));
         if self.parts.iter().flat_map(|part| &part.cases).any(|case| !case.at_rest.is_empty()) {
@@ -295,7 +297,7 @@ impl Results {
             let of = view.metric(row.case, at);
             cells.extend(five(of).map(|number| in_unit(number, *metric)));
             if at == 0 {
-                cells.push(of.map_or(Value::Unknown, range));
+                cells.push(of.map_or(Value::Unknown, |of| range(of, metric.unit)));
             }
         }
         let base = view.base(row.case).filter(|base| *base != row.case);
@@ -397,9 +399,12 @@ fn in_unit(number: Option<f64>, metric: Metric) -> Value {
     number.map_or(Value::Unknown, |number| metric.unit.value(number))
 }
 
-fn range(of: Estimate) -> Value {
-    let [min, max] = [of.summary.min, of.summary.max].map(|ns| human_ns(ns as u64));
-    format!("{min} to {max}").into()
+fn range(of: Estimate, unit: Unit) -> Value {
+    let text = |number: f64| match unit {
+        Unit::Ns => human_ns(number as u64),
+        Unit::Share => percent(number),
+    };
+    format!("{} to {}", text(of.summary.min), text(of.summary.max)).into()
 }
 
 /// A column for programs only.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use pageleap::{Engine, EngineChoice, PageSize};
 use pageleap_measure::experiments::writes::Writes;
+use pageleap_measure::experiments::{quiet, sustained};
 use pageleap_measure::load::{Rate, Rows};
 use pageleap_measure::method::Method;
 
@@ -83,8 +84,6 @@ pub struct LeapArgs {
 }
 
 impl LeapArgs {
-    /// Sizes of areas with `--quick` and `--smoke`.
-    const FEW_AREAS: [usize; 2] = [512 << 10, 16 << 20];
     /// Engines with `--quick`.
     const FEW_ENGINES: [Option<Engine>; 3] = [None, Some(Engine::Precopy), Some(Engine::Mprotect)];
 
@@ -100,7 +99,7 @@ impl LeapArgs {
         let given = self.area.as_ref();
         let given = given.map(|areas| areas.iter().map(|area| *area as usize).collect());
         let few = common.is_short();
-        given.or_else(|| few.then(|| LeapArgs::FEW_AREAS.to_vec()))
+        given.or_else(|| few.then(|| quiet::BEST.to_vec()))
     }
 }
 
@@ -202,6 +201,51 @@ pub struct ScaleArgs {
     pub common: ExperimentArgs,
 }
 
+/// Measure how many of the requested writes are done in 10 s, beside a migration (Figure 6).
+///
+/// Ratios are to memory that stays on its node. Above 1 a migration has paid: it costs writes while
+/// it runs, and the memory is local afterwards. On a machine with one node it cannot pay.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  pageleap bench sustained --page-size 4k
+      1 to 10 million writes per second
+  pageleap bench sustained --rates 6m --window 10s --size 4g --page-size 4k
+      one rate, the paper's size")]
+pub struct SustainedArgs {
+    /// Writes per second, by comma [default: 1m,2m,4m,6m,8m,10m; 1m,6m with --quick]
+    #[arg(long, value_name = "RATES", value_delimiter = ',')]
+    pub rates: Option<Vec<Rate>>,
+
+    /// How long the thread writes [default: 10s; 1s with --quick, 0.1s with --smoke]
+    #[arg(long, value_name = "TIME", value_parser = times::timeout)]
+    pub window: Option<Duration>,
+
+    #[command(flatten)]
+    pub leaps: LeapArgs,
+
+    #[command(flatten)]
+    pub common: ExperimentArgs,
+}
+
+impl SustainedArgs {
+    /// The rates, each once.
+    pub fn rates(&self) -> Vec<Rate> {
+        let few = [sustained::RATES[0], sustained::RATES[3]];
+        let default = if self.common.is_short() { &few[..] } else { &sustained::RATES };
+        once_each(self.rates.as_deref().unwrap_or(default))
+    }
+
+    /// How long the thread writes.
+    pub fn window(&self) -> Duration {
+        self.window.unwrap_or(match (self.common.quick, self.common.smoke) {
+            (true, _) => Duration::from_secs(1),
+            (_, true) => Duration::from_millis(100),
+            _ => sustained::WINDOW,
+        })
+    }
+}
+
 /// The experiments, as subcommands of `pageleap bench`.
 #[derive(Subcommand, Clone, Debug)]
 pub enum ExperimentCommand {
@@ -210,6 +254,7 @@ pub enum ExperimentCommand {
     Overhead(OverheadArgs),
     Quiet(QuietArgs),
     Scale(ScaleArgs),
+    Sustained(SustainedArgs),
     Writes(WritesArgs),
 }
 

@@ -14,14 +14,17 @@ use pageleap::{Engine, EngineChoice, NodeId, PageSize};
 use pageleap_measure::document::{Value, fact};
 use pageleap_measure::experiments::access::{self, Access};
 use pageleap_measure::experiments::ways::{self, Way, Ways};
-use pageleap_measure::experiments::writes::{self, Loaded, Switch, Writes};
-use pageleap_measure::experiments::{About, Part, Results, Scene, copy, quiet, scale};
+use pageleap_measure::experiments::writes::{self, Loaded, Purpose, Switch, Writes};
+use pageleap_measure::experiments::{About, Part, Results, Scene, copy, quiet, scale, sustained};
 use pageleap_measure::figures::human_bytes;
 use pageleap_measure::load::{Rate, Rows};
 use pageleap_settings::{User, Wish};
 
 pub use args::ExperimentCommand;
-use args::{AccessArgs, CopyArgs, ExperimentArgs, OverheadArgs, QuietArgs, ScaleArgs, WritesArgs};
+use args::{
+    AccessArgs, CopyArgs, ExperimentArgs, OverheadArgs, QuietArgs, ScaleArgs, SustainedArgs,
+    WritesArgs,
+};
 
 use super::memory::{USABLE_SHARE, missing_huge_pages, once_each, stop_between_leaps};
 use crate::environment::Environment;
@@ -59,6 +62,7 @@ pub fn run(command: &ExperimentCommand) -> Result<(), Stop> {
         ExperimentCommand::Overhead(args) => run_overhead(args),
         ExperimentCommand::Quiet(args) => run_quiet(args),
         ExperimentCommand::Scale(args) => run_scale(args),
+        ExperimentCommand::Sustained(args) => run_sustained(args),
         ExperimentCommand::Writes(args) => run_writes(args),
     }
 }
@@ -218,7 +222,7 @@ fn run_writes(args: &WritesArgs) -> Result<(), Stop> {
     let common = &args.common;
     let (engines, areas) = (args.leaps.engines(common), args.leaps.areas(common));
     let bytes = common.bytes();
-    run_loaded(&writes::ABOUT, common, &|page| {
+    run_loaded(&writes::ABOUT, common, Purpose::Migrations, &|page| {
         (args.loads(page), writes::ways(page, bytes, &engines, areas.as_deref()))
     })
 }
@@ -249,13 +253,27 @@ fn run_scale(args: &ScaleArgs) -> Result<(), Stop> {
     })
 }
 
+fn run_sustained(args: &SustainedArgs) -> Result<(), Stop> {
+    let common = &args.common;
+    let few = [EngineChoice::Auto, Engine::Mprotect.into()];
+    let engines = args.leaps.engine.as_deref().map_or(few.to_vec(), once_each);
+    let areas = args.leaps.area.as_ref();
+    let areas: Vec<usize> = areas
+        .map_or(quiet::BEST.to_vec(), |areas| areas.iter().map(|area| *area as usize).collect());
+    let uniform = |rate| Writes { rate, rows: Rows::Uniform };
+    let loads: Vec<Writes> = args.rates().into_iter().map(uniform).collect();
+    run_loaded(&sustained::ABOUT, common, Purpose::Window(args.window()), &|page| {
+        (loads.clone(), writes::ways(page, common.bytes(), &engines, Some(&areas)))
+    })
+}
+
 fn run_overhead(args: &OverheadArgs) -> Result<(), Stop> {
     let common = &args.common;
     let paper = [EngineChoice::Auto, Engine::Mprotect.into()];
     let engines = args.leaps.engine.as_deref().map_or(paper.to_vec(), once_each);
     let areas = args.leaps.areas(common).unwrap_or(writes::TABLE_2.to_vec());
     let load = Writes { rate: Rate::PerSecond(100_000), rows: Rows::Uniform };
-    run_loaded(&writes::OVERHEAD, common, &|page| {
+    run_loaded(&writes::OVERHEAD, common, Purpose::Migrations, &|page| {
         (vec![load], writes::ways(page, common.bytes(), &engines, Some(&areas)))
     })
 }
@@ -293,6 +311,7 @@ fn run_ways(
 fn run_loaded(
     about: &'static About,
     args: &ExperimentArgs,
+    purpose: Purpose,
     all: &dyn Fn(PageSize) -> (Vec<Writes>, Vec<Way>),
 ) -> Result<(), Stop> {
     run_pages(about, args, &|page, nodes| {
@@ -305,6 +324,7 @@ fn run_loaded(
                 ways: nodes.setting(args, page),
                 writes,
                 writer_cpu: nodes.writer_cpu,
+                purpose,
             };
             let build = move || {
                 let switch = is_balanced.then(|| Box::new(balancing_on) as Switch);

@@ -1,0 +1,41 @@
+//! Writes for some seconds at a requested rate, beside a migration that starts with them (Figure 6
+//! of the paper): how many of the writes are done, of those that were requested?
+//!
+//! A migration costs writes while it runs, and pays afterwards, when the memory is local. So the
+//! memory that stays on its node is the base: a ratio above 1 is a gain. On a machine with one node
+//! a migration cannot pay, and the ratio is its cost.
+
+use std::time::Duration;
+
+use super::ways::LABELS;
+use super::{About, Metric, share, time};
+use crate::load::Rate;
+
+/// The experiment.
+pub const ABOUT: About = About {
+    name: "sustained",
+    title: "Writes for some seconds, beside a migration",
+    figure: "Taking the Leap, Figure 6",
+    labels: &LABELS,
+    metrics: &METRICS,
+};
+
+const METRICS: [Metric; 4] = [
+    share("kept", "kept", "writes that were done, of those that were requested"),
+    time("migrate", "migrated", "until the last page had moved, or until the time-out of 10 s"),
+    share("moved", "moved", "pages that moved, of all"),
+    time("max_gap", "gap", "longest gap of the writer"),
+];
+
+/// How long threads write, as in the paper.
+pub const WINDOW: Duration = Duration::from_secs(10);
+
+/// Writes per second.
+pub const RATES: [Rate; 6] = [
+    Rate::PerSecond(1_000_000),
+    Rate::PerSecond(2_000_000),
+    Rate::PerSecond(4_000_000),
+    Rate::PerSecond(6_000_000),
+    Rate::PerSecond(8_000_000),
+    Rate::PerSecond(10_000_000),
+];

@@ -1,0 +1,170 @@
+//! Migrations while a thread writes to the memory at a requested rate (Figures 5 and 7 of the
+//! paper), and their overhead over a memcpy of all bytes that they copied (Table 2).
+//!
+//! **The ratio that counts is that to a memcpy beside the same load, in the same round**: a memcpy
+//! is slowed down by a writer, too, and so is everything that copies. The ratio to the memcpy at
+//! rest stands beside it. A memcpy is no migration: it loses writes.
+//!
+//! A migration ends after [`LIMIT`], as in the paper, even if pages are left. The writer is on a
+//! CPU of the destination. All its words are compared afterwards.
+
+mod balancing;
+mod scene;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use pageleap::{Engine, EngineChoice, MemoryEngine, PageSize};
+
+pub use self::balancing::Switch;
+pub use self::scene::Loaded;
+use self::scene::Numbers;
+use super::quiet;
+use super::ways::{self, LABELS, Way};
+use super::{About, Metric, share, time};
+use crate::figures::short;
+use crate::load::{Load, Pattern, Rate, Rows, Work, Writing};
+use crate::rivals::calls::Call;
+
+/// The experiment with all loads.
+pub const ABOUT: About = About {
+    name: "writes",
+    title: "Migrations while a thread writes to the memory",
+    figure: "Taking the Leap, Figures 5 and 7",
+    labels: &LABELS,
+    metrics: &METRICS,
+};
+
+/// The experiment of Table 2.
+pub const OVERHEAD: About = About {
+    name: "overhead",
+    title: "The overhead of migrations at 100,000 writes per second",
+    figure: "Taking the Leap, Table 2",
+    labels: &LABELS,
+    metrics: &METRICS,
+};
+
+const METRICS: [Metric; 6] = [
+    time("time", "time", "until the last page had moved, or until the time-out of 10 s"),
+    share("moved", "moved", "pages that moved, of all"),
+    share("kept", "kept", "writes meanwhile, of those that were requested"),
+    share("extra_copied", "extra", "bytes copied again, of all bytes"),
+    share(
+        "beyond_memcpy",
+        "beyond",
+        "time beyond a memcpy at rest of all bytes that were copied, of its time",
+    ),
+    time("max_gap", "gap", "longest gap of the writer"),
+];
+
+/// A migration ends after this time, as in the paper.
+pub const LIMIT: Duration = Duration::from_secs(10);
+/// Copies beside the load go on for at least this time, so that a small memory has a time, too.
+const BESIDE_TIME: Duration = Duration::from_millis(50);
+
+/// Sizes of areas in Table 2.
+pub const TABLE_2: [usize; 5] = [4 << 10, 512 << 10, 2 << 20, 16 << 20, 256 << 20];
+
+/// Writes per second, and where they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writes {
+    /// How many per second.
+    pub rate: Rate,
+    /// Which words.
+    pub rows: Rows,
+}
+
+impl Writes {
+    /// The loads of Figures 5 and 7: 10 K, 100 K, and 10 M writes per second (100 M for huge
+    /// pages), and 100 K of which 75 % go to one part of 32.
+    pub fn of_figure(page: PageSize) -> [Writes; 4] {
+        let most = if page == PageSize::Base { 10_000_000 } else { 100_000_000 };
+        let uniform = |rate| Writes { rate: Rate::PerSecond(rate), rows: Rows::Uniform };
+        let skewed = Writes { rate: Rate::PerSecond(100_000), rows: Rows::Skewed };
+        [uniform(10_000), uniform(100_000), skewed, uniform(most)]
+    }
+
+    /// In words.
+    pub fn name(self) -> String {
+        let rate = match self.rate {
+            Rate::PerSecond(rate) => format!("{} writes/s", short(rate as f64)),
+            Rate::Max => "writes without delay".to_owned(),
+        };
+        match self.rows {
+            Rows::Uniform => rate,
+            Rows::Skewed => format!("{rate}, skewed"),
+        }
+    }
+
+    fn load(self, cpu: usize, seed: u64) -> Load {
+        let Writes { rate, rows } = self;
+        let pattern = Pattern::Steady { rate, rows };
+        let writing =
+            Writing { pattern, writers: 1, readers: 0, kernel: false, writer_cpu: Some(cpu) };
+        Load { work: Work::Write(writing), seed }
+    }
+
+    /// Writes that are requested in this time; `None` for as many as possible.
+    fn requested(self, time: Duration) -> Option<f64> {
+        match self.rate {
+            Rate::PerSecond(rate) => Some(rate as f64 * time.as_secs_f64()),
+            Rate::Max => None,
+        }
+    }
+}
+
+/// The ways that are compared: each of `engines` with the library's areas, and the paper's method
+/// with its sizes of areas, too; or all engines with the sizes `areas`.
+pub fn ways(
+    page: PageSize,
+    bytes: u64,
+    engines: &[EngineChoice],
+    areas: Option<&[usize]>,
+) -> Vec<Way> {
+    let sized = |engine| areas.is_some() || engine == Engine::Mprotect;
+    let mut ways = quiet::leaps(page, bytes, engines, areas, sized);
+    ways.extend(MemoryEngine::ALL.map(Way::Private));
+    ways.extend(Call::ALL.map(Way::Call));
+    ways
+}
+
+/// The setting of a scene.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// Of the memory.
+    pub ways: ways::Setting,
+    /// The load.
+    pub writes: Writes,
+    /// The CPU of the writer.
+    pub writer_cpu: usize,
+    /// What the load runs for.
+    pub purpose: Purpose,
+}
+
+/// What a load runs for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// As long as a migration takes ([`ABOUT`], [`OVERHEAD`]).
+    Migrations,
+    /// This long, whenever a migration ends ([`super::sustained`]).
+    Window(Duration),
+}
+
+impl Purpose {
+    fn window(self) -> Option<Duration> {
+        match self {
+            Purpose::Migrations => None,
+            Purpose::Window(window) => Some(window),
+        }
+    }
+
+    /// The numbers in the order of the metrics.
+    fn numbers(self, of: &Numbers) -> Vec<f64> {
+        let Numbers { ns, moved, kept, extra, beyond, gap_ns } = *of;
+        match self {
+            Purpose::Migrations => vec![ns, moved, kept, extra, beyond, gap_ns],
+            Purpose::Window(_) => vec![kept, ns, moved, gap_ns],
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! Memory that moves while a thread writes to it.
+
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use pageleap::CopyMethod;
+
+use super::balancing::{self, Balancing, Switch};
+use super::{BESIDE_TIME, LIMIT, Purpose, Setting, Writes};
+use crate::Error;
+use crate::document::Value;
+use crate::experiments::ways::{Prepared, Way, Ways};
+use crate::experiments::{Case, Outcome, Scene};
+use crate::leap::{Watched, Wish, watch};
+use crate::load::{Beside, Load, Log, Shadow, run_beside};
+use crate::matrix::on_cpu;
+use crate::memcpy::METHODS;
+use crate::phase::Phase;
+use crate::rivals::calls::Call;
+
+/// How often it is looked whether to stop, while nothing else happens.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A turn of a case.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Turn {
+    /// A copy while nothing else runs.
+    AtRest(CopyMethod),
+    /// A copy beside the load.
+    Beside(CopyMethod),
+    /// The load alone: the memory stays.
+    Stay,
+    /// A way to move the memory.
+    Migration(Way),
+    /// Automatic NUMA balancing.
+    Balancing,
+}
+
+impl Turn {
+    fn labels(self) -> Vec<Value> {
+        let (way, when) = match self {
+            Turn::AtRest(method) => (Way::Copy(method), ", at rest"),
+            Turn::Beside(method) => (Way::Copy(method), ", beside"),
+            Turn::Migration(way) => (way, ""),
+            Turn::Stay => return vec!["none".into(), Value::Unknown, Value::Unknown],
+            Turn::Balancing => {
+                return vec![balancing::NAME.into(), Value::Unknown, Value::Unknown];
+            }
+        };
+        let mut labels = way.labels();
+        labels[0] = format!("{}{when}", way.name()).into();
+        labels
+    }
+}
+
+/// The numbers of a turn; NaN is an unknown one. Times are in nanoseconds.
+pub(super) struct Numbers {
+    pub ns: f64,
+    /// The share of pages that moved.
+    pub moved: f64,
+    /// The share of the requested writes that were done.
+    pub kept: f64,
+    /// Bytes copied again / all bytes.
+    pub extra: f64,
+    /// Time beyond a memcpy of all bytes that were copied / the time of that.
+    pub beyond: f64,
+    pub gap_ns: f64,
+}
+
+impl Numbers {
+    const NONE: Numbers = Numbers {
+        ns: f64::NAN,
+        moved: f64::NAN,
+        kept: f64::NAN,
+        extra: f64::NAN,
+        beyond: f64::NAN,
+        gap_ns: f64::NAN,
+    };
+}
+
+/// Memory that moves while a thread writes to it.
+pub struct Loaded {
+    pub(super) ways: Ways,
+    writes: Writes,
+    load: Load,
+    cpu: usize,
+    purpose: Purpose,
+    /// The expected words of the region, and of the private memory.
+    shadows: [Option<Shadow>; 2],
+    balancing: Option<Balancing>,
+    left_out: Vec<String>,
+    pub(super) turns: Vec<Turn>,
+    cases: Vec<Case>,
+    /// The fastest copy at rest, in a trial before the first round.
+    fastest: CopyMethod,
+}
+
+/// What a load did beside something.
+struct Done<T> {
+    of: T,
+    took: Duration,
+    written: u64,
+    log: Log,
+}
+
+impl Loaded {
+    /// Bytes on the source and on the destination that these ways need, with a shadow copy of each
+    /// memory, and with memory that is balanced.
+    pub fn needs(bytes: u64, ways: &[Way], is_balanced: bool) -> [u64; 2] {
+        let [from, to] = Ways::needs(bytes, ways);
+        let balanced = if is_balanced { bytes } else { 0 };
+        [2 * (from + balanced), to + balanced]
+    }
+
+    /// Takes and fills the memory, and leaves out ways that this machine cannot take.
+    ///
+    /// # Errors
+    /// Those of `go_on`, which is asked between long steps; if there is too little memory, or the
+    /// writer cannot be bound to its CPU.
+    pub fn new<E: From<Error>>(
+        setting: Setting,
+        all: &[Way],
+        switch: Option<Switch>,
+        go_on: impl Fn() -> Result<(), E>,
+    ) -> Result<Loaded, E> {
+        let Setting { ways, writes, writer_cpu, purpose } = setting;
+        on_cpu(writer_cpu, || ())?;
+        let (bytes, page, nodes) = (ways.bytes as usize, ways.page, [ways.from, ways.to]);
+        let (cpu, seed) = (ways.cpu, ways.seed);
+        let ways = Ways::new(ways, all, go_on)?;
+        let mut left_out = ways.left_out().to_vec();
+        let balancing = switch.and_then(|switch| {
+            let balancing = Balancing::new(bytes, page, nodes, switch);
+            let why = |why| format!("{page}, {}: {why}", balancing::NAME);
+            balancing.map_err(|error| left_out.push(why(error))).ok()
+        });
+        let mut turns: Vec<Turn> = match purpose {
+            Purpose::Migrations => {
+                METHODS.map(Turn::AtRest).into_iter().chain(METHODS.map(Turn::Beside)).collect()
+            }
+            Purpose::Window(_) => vec![Turn::Stay],
+        };
+        turns.extend(ways.ways().iter().copied().map(Turn::Migration));
+        turns.extend(balancing.is_some().then_some(Turn::Balancing));
+        let copies = METHODS.len();
+        let (bases, at_rest) = match purpose {
+            Purpose::Migrations => ((copies..2 * copies).collect(), (0..copies).collect()),
+            Purpose::Window(_) => (vec![0], Vec::new()),
+        };
+        let case = |turn: &Turn| Case {
+            labels: turn.labels(),
+            bases: Vec::clone(&bases),
+            at_rest: Vec::clone(&at_rest),
+        };
+        let cases = turns.iter().map(case).collect();
+        let mut tried = Vec::new();
+        for method in METHODS {
+            tried.push((ways.copy(method)?.numbers[0], method));
+        }
+        let fastest = tried.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other));
+        let (_, fastest) = fastest.expect("there are methods");
+        Ok(Loaded {
+            ways,
+            writes,
+            load: writes.load(writer_cpu, seed),
+            cpu,
+            purpose,
+            shadows: [None, None],
+            balancing,
+            left_out,
+            turns,
+            cases,
+            fastest,
+        })
+    }
+
+    fn kept<T>(&self, done: &Done<T>) -> f64 {
+        let requested = self.writes.requested(done.took);
+        requested.map_or(f64::NAN, |requested| done.written as f64 / requested)
+    }
+
+    fn outcome(&self, numbers: &Numbers, lost: u64) -> Outcome {
+        Outcome { numbers: self.purpose.numbers(numbers), lost }
+    }
+
+    fn at_rest(&self, method: CopyMethod) -> Result<Outcome, Error> {
+        let ns = self.ways.copy(method)?.numbers[0];
+        Ok(self.outcome(&Numbers { ns, ..Numbers::NONE }, 0))
+    }
+
+    fn beside(&mut self, method: CopyMethod) -> Result<Outcome, Error> {
+        let cpu = self.cpu;
+        let target = self.ways.target()?;
+        let words = self.ways.words(Way::Copy(method))?;
+        let shadow = &mut self.shadows[0];
+        let (done, lost) = run(&self.load, words, shadow, Phase::Memcpy, |_, start| {
+            on_cpu(cpu, || {
+                let mut copies = 0;
+                while copies == 0 || start.elapsed() < BESIDE_TIME {
+                    target.copy(method);
+                    copies += 1;
+                }
+                copies
+            })
+        })?;
+        let ns = done.took.as_nanos() as f64 / f64::from(done.of);
+        let (kept, gap_ns) = (self.kept(&done), longest(&done.log, Phase::Memcpy));
+        Ok(self.outcome(&Numbers { ns, kept, gap_ns, ..Numbers::NONE }, lost))
+    }
+
+    /// The load alone.
+    fn stay(&mut self, window: Duration, stopped: &dyn Fn() -> bool) -> Result<Outcome, Error> {
+        let words = self.ways.words(Way::Copy(self.fastest))?;
+        let shadow = &mut self.shadows[0];
+        let (done, lost) = run(&self.load, words, shadow, Phase::During, |_, start| {
+            rest(start, window, stopped);
+            Ok(())
+        })?;
+        let (kept, gap_ns) = (self.kept(&done), longest(&done.log, Phase::During));
+        Ok(self.outcome(&Numbers { kept, gap_ns, ..Numbers::NONE }, lost))
+    }
+
+    /// Waits until automatic NUMA balancing has moved all pages, or until the time-out.
+    fn balance(&mut self, stopped: &dyn Fn() -> bool) -> Result<Outcome, Error> {
+        let window = self.purpose.window();
+        let mut balancing = self.balancing.take().expect("only then it has a turn");
+        let on = balancing.on()?;
+        let mut shadow = balancing.shadow.take();
+        let ran = run(&self.load, balancing.words(), &mut shadow, Phase::During, |_, start| {
+            let balanced = balancing.wait(window.unwrap_or(LIMIT), stopped)?;
+            let took = start.elapsed();
+            window.inspect(|window| rest(start, *window, stopped));
+            Ok((balanced, took))
+        });
+        drop(on);
+        balancing.shadow = shadow;
+        balancing.bring_back()?;
+        self.balancing = Some(balancing);
+        let (done, lost) = ran?;
+        let (balanced, took) = &done.of;
+        let ns = balanced.ns.unwrap_or(took.as_nanos() as u64) as f64;
+        let moved = balanced.placement.on_target as f64 / balanced.placement.pages() as f64;
+        let (kept, gap_ns) = (self.kept(&done), longest(&done.log, Phase::During));
+        // The kernel does not tell how often it copied a page, and waits for accesses.
+        Ok(self.outcome(&Numbers { ns, moved, kept, gap_ns, ..Numbers::NONE }, lost))
+    }
+
+    fn call(&mut self, call: Call, stopped: &dyn Fn() -> bool) -> Result<Outcome, Error> {
+        let (cpu, window) = (self.cpu, self.purpose.window());
+        let words = self.ways.words(Way::Call(call))?;
+        let mut trip = self.ways.trip(call)?;
+        let shadow = &mut self.shadows[1];
+        let (done, lost) = run(&self.load, words, shadow, Phase::During, |_, start| {
+            let moved = on_cpu(cpu, || trip.go())??;
+            window.inspect(|window| rest(start, *window, stopped));
+            Ok(moved)
+        })?;
+        trip.bring_back()?;
+        drop(trip);
+        let ns = done.of.ns as f64;
+        let moved = done.of.on_target as f64 / done.of.pages as f64;
+        // The kernel does not tell how often it copied a page.
+        let (extra, beyond) = (f64::NAN, self.beyond(ns, 1.0)?);
+        let (kept, gap_ns) = (self.kept(&done), longest(&done.log, Phase::During));
+        Ok(self.outcome(&Numbers { ns, moved, kept, extra, beyond, gap_ns }, lost))
+    }
+
+    fn migration(&mut self, way: Way, stopped: &dyn Fn() -> bool) -> Result<Outcome, Error> {
+        let window = self.purpose.window();
+        let words = self.ways.words(way)?;
+        let Prepared { start: begin, pages, .. } = self.ways.prepare(way, Some(LIMIT))?;
+        let shadow = &mut self.shadows[usize::from(way.is_private())];
+        let (mut done, lost) = run(&self.load, words, shadow, Phase::Before, |beside, start| {
+            let look = |_: &_| if stopped() { Wish::Cancel } else { Wish::GoOn };
+            let leap = watch(begin, beside, look)?;
+            window.inspect(|window| rest(start, *window, stopped));
+            Ok(leap)
+        })?;
+        self.ways.bring_back(way)?;
+        if window.is_none() {
+            // Without what watching took before and after the leap.
+            (done.took, done.written) = (done.of.elapsed, done.of.writes);
+        }
+        let Watched { report, elapsed, .. } = &done.of;
+        let is_complete = report.ended.is_completed() && report.pages.migrated == pages;
+        let ns = if is_complete { report.migrate_ns } else { elapsed.as_nanos() as u64 } as f64;
+        let bytes = self.ways.bytes() as f64;
+        let numbers = Numbers {
+            ns,
+            moved: report.pages.migrated as f64 / pages as f64,
+            kept: self.kept(&done),
+            extra: report.bytes_recopied as f64 / bytes,
+            beyond: self.beyond(ns, report.bytes_copied as f64 / bytes)?,
+            gap_ns: longest(&done.log, Phase::During),
+        };
+        Ok(self.outcome(&numbers, lost))
+    }
+
+    /// The time beyond a memcpy at rest that copies the memory as often as `passes` says, as a share
+    /// of the time of that; unknown where nobody asks for it.
+    fn beyond(&self, ns: f64, passes: f64) -> Result<f64, Error> {
+        if self.purpose.window().is_some() {
+            return Ok(f64::NAN);
+        }
+        let whole = passes.ceil().max(1.0);
+        let mut copied_ns = 0.0;
+        for _ in 0..whole as usize {
+            copied_ns += self.ways.copy(self.fastest)?.numbers[0];
+        }
+        Ok(ns / (copied_ns * passes / whole) - 1.0)
+    }
+}
+
+/// Runs `body` beside the load, in `phase`. Returns the result of both, and the words that do not
+/// have the last value that was written to them. Expects their present values from then on, so that
+/// the next turn is not blamed for them.
+fn run<T>(
+    load: &Load,
+    words: &[AtomicU64],
+    shadow: &mut Option<Shadow>,
+    phase: Phase,
+    body: impl FnOnce(&Beside, Instant) -> Result<T, Error>,
+) -> Result<(Done<T>, u64), Error> {
+    let shadow = shadow.get_or_insert_with(|| Shadow::of(words));
+    let ((of, took, written), log) = run_beside(load, words, shadow, |beside| {
+        beside.stage.enter(phase);
+        let (start, before) = (Instant::now(), beside.completed());
+        let of = body(beside, start)?;
+        let (took, written) = (start.elapsed(), beside.completed() - before);
+        beside.stage.enter(Phase::After);
+        Ok::<_, Error>((of, took, written))
+    })?;
+    let lost = shadow.lost(words);
+    if lost > 0 {
+        shadow.accept(words);
+    }
+    Ok((Done { of, took, written, log }, lost))
+}
+
+/// Sleeps until the window that began at `start` is over, or `stopped` is true.
+fn rest(start: Instant, window: Duration, stopped: &dyn Fn() -> bool) {
+    while let Some(left) = window.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
+        if stopped() {
+            return;
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
+}
+
+fn longest(log: &Log, phase: Phase) -> f64 {
+    log.gaps.quantile_ns(phase, 1.0).map_or(f64::NAN, |ns| ns as f64)
+}
+
+impl Scene for Loaded {
+    fn cases(&self) -> &[Case] {
+        &self.cases
+    }
+
+    fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    fn measure(
+        &mut self,
+        case: usize,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Option<Outcome>, Error> {
+        let outcome = match (self.turns[case], self.purpose.window()) {
+            (Turn::AtRest(method), _) => self.at_rest(method),
+            (Turn::Beside(method), _) => self.beside(method),
+            (Turn::Stay, window) => self.stay(window.unwrap_or_default(), stopped),
+            (Turn::Balancing, _) => self.balance(stopped),
+            (Turn::Migration(Way::Call(call)), _) => self.call(call, stopped),
+            (Turn::Migration(way), _) => self.migration(way, stopped),
+        }?;
+        // A turn that a signal has cut short says nothing, except about lost words.
+        Ok((!stopped() || outcome.lost > 0).then_some(outcome))
+    }
+}
