@@ -188,8 +188,9 @@ fn text_names_the_machine_and_a_part_without_memory() {
     for part in ["Figure 2", "ratios to: ", "\nHost\n", "\nNoise\n", "clocksource"] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // Either there are huge pages, or the note says why not.
-    assert!(text.contains("left out: pages of 2m") || text.contains("pages of 2m: 1 round"));
+    // Either there are huge pages, or the note says that there are too few.
+    let too_few = "left out: pages of 2m: needs 4 free huge pages of 2 MiB";
+    assert!(text.contains(too_few) || text.contains("pages of 2m: 1 round"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 130), "{text}");
     let said = stderr(&output);
     assert!(said.contains("copy, pages of 4k: 1 round, ratios "), "{said}");
@@ -226,6 +227,8 @@ fn requests_that_make_no_sense_are_refused() {
         (&["quiet", "--engine", "warp"], "warp"),
         (&["copy", "--smoke", "--quick"], "cannot be used with"),
         (&["writes", "--skewed", "some"], "expected a number"),
+        (&["access", "--page-size", "1g"], "4k, thp and 2m"),
+        (&["quiet", "--size", "4m", "--area", "64k,16m"], "--area 16777216"),
     ] {
         let output = bench(flags);
         assert_eq!(output.status.code(), Some(2), "{flags:?}");

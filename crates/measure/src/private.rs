@@ -57,9 +57,27 @@ impl PrivateMemory {
         Ok(memory)
     }
 
-    /// Maps pages of the hugetlb pool. The mapping reserves them, so no access finds the pool empty
-    /// (SIGBUS).
+    /// Maps pages of the hugetlb pool, and touches all of them.
     fn hugetlb(len: usize, page: PageSize, node: NodeId) -> Result<PrivateMemory, Error> {
+        let (memory, too_few) = PrivateMemory::hugetlb_untouched(len, page, node)?;
+        // SAFETY: the mapping is this value's own. The advice changes no contents.
+        match unsafe { sys::set_advice(memory.start, len, Advice::PopulateWrite) } {
+            // A kernel before 5.14 does not know the advice.
+            Err(Errno(libc::EINVAL)) => memory.touch(),
+            // A cgroup may limit huge pages. A thread that touches one gets SIGBUS then.
+            Err(Errno(libc::EFAULT)) => return Err(too_few),
+            populated => populated.map_err(failed("madvise"))?,
+        }
+        Ok(memory)
+    }
+
+    /// Maps pages of the hugetlb pool. The mapping reserves them, so no access finds the pool empty
+    /// (SIGBUS), unless a cgroup limits huge pages. The error is that of too few pages.
+    fn hugetlb_untouched(
+        len: usize,
+        page: PageSize,
+        node: NodeId,
+    ) -> Result<(PrivateMemory, Error), Error> {
         assert!(len > 0 && len.is_multiple_of(page.bytes()));
         let (wanted, bytes) = ((len / page.bytes()) as u64, page.bytes() as u64);
         let on_node = Topology::read()?.node(node)?.free_huge(bytes);
@@ -76,30 +94,24 @@ impl PrivateMemory {
         };
         let memory = PrivateMemory { start, len, page, block: None };
         memory.prefer(node)?;
-        // SAFETY: the mapping is this value's own. The advice changes no contents.
-        match unsafe { sys::set_advice(start, len, Advice::PopulateWrite) } {
-            // A kernel before 5.14 does not know the advice.
-            Err(Errno(libc::EINVAL)) => memory.touch(),
-            // A cgroup may limit huge pages. A thread that touches one gets SIGBUS then.
-            Err(Errno(libc::EFAULT)) => return Err(too_few),
-            populated => populated.map_err(failed("madvise"))?,
-        }
-        Ok(memory)
+        Ok((memory, too_few))
     }
 
-    /// The same without any page: the first access to each gets it. For pages that are not of the
-    /// hugetlb pool.
+    /// The same without any page: the first access to each gets it.
     ///
     /// # Errors
-    /// If a limit of the process or the machine leaves less.
+    /// As [`PrivateMemory::new`].
     pub fn untouched(len: usize, page: PageSize, node: NodeId) -> Result<PrivateMemory, Error> {
+        if page.is_hugetlb() {
+            return PrivateMemory::hugetlb_untouched(len, page, node).map(|(memory, _)| memory);
+        }
         let memory = PrivateMemory::without_policy(len, page)?;
         memory.prefer(node)?;
         Ok(memory)
     }
 
-    /// As [`PrivateMemory::new`], but from the program's allocator (`malloc`), filled with zeros: whole pages of a block.
-    /// `filled` gets the number of bytes that are filled so far. The memory policy and the advice
+    /// As [`PrivateMemory::new`], but from the program's allocator (`malloc`), filled with zeros:
+    /// whole pages of a block. `filled` gets the number of bytes that are filled so far. The memory policy and the advice
     /// on huge pages stay with the addresses, even after the block has been freed.
     ///
     /// # Errors

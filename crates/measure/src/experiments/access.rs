@@ -97,8 +97,12 @@ impl Access {
     /// left out.
     ///
     /// # Errors
-    /// There is too little memory of 4 KB pages.
-    pub fn new(setting: Setting) -> Result<Access, Error> {
+    /// Those of `go_on`, which is asked between long steps; and if there is too little memory for 4 KB
+    /// pages.
+    pub fn new<E: From<Error>>(
+        setting: Setting,
+        go_on: impl Fn() -> Result<(), E>,
+    ) -> Result<Access, E> {
         let mut access = Access {
             memories: Vec::new(),
             work: Vec::new(),
@@ -111,6 +115,7 @@ impl Access {
         for page in access.setting.pages.clone() {
             for (is_remote, node) in nodes {
                 let Some(node) = node else { continue };
+                go_on()?;
                 match private(access.setting.bytes, page, node, access.setting.seed) {
                     Ok(memory) => {
                         access.memories.push(memory);
@@ -119,7 +124,7 @@ impl Access {
                     Err(error) if page != PageSize::Base => {
                         access.left_out.push(format!("pages of {page} on {node}: {error}"));
                     }
-                    Err(error) => return Err(error),
+                    Err(error) => return Err(error.into()),
                 }
             }
         }
@@ -207,7 +212,7 @@ mod tests {
 
     #[test]
     fn large_pages_are_compared_with_small_ones_and_remote_with_local() {
-        let one = Access::new(setting(None)).unwrap();
+        let one = Access::new(setting(None), || Ok::<_, Error>(())).unwrap();
         let pages = one.memories.len();
         assert_eq!(one.cases.len(), 4 * pages);
         for case in &one.cases {
@@ -217,7 +222,7 @@ mod tests {
         }
         // The same node a second time, as if it was another one.
         let local = setting(None).local;
-        let two = Access::new(setting(Some(local))).unwrap();
+        let two = Access::new(setting(Some(local)), || Ok::<_, Error>(())).unwrap();
         assert_eq!(two.cases.len(), 8 * pages);
         let remote: Vec<&Case> =
             two.cases.iter().filter(|case| case.labels[2] == "remote".into()).collect();
@@ -231,7 +236,7 @@ mod tests {
 
     #[test]
     fn patterns_access_the_words() {
-        let mut access = Access::new(setting(None)).unwrap();
+        let mut access = Access::new(setting(None), || Ok::<_, Error>(())).unwrap();
         for case in 0..access.cases.len() {
             let (pattern, memory) = access.work[case];
             let sum = |access: &Access| {

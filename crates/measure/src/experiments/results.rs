@@ -8,8 +8,14 @@
 use super::{About, Case, Metric, Outcome, Unit};
 use crate::document::{Body, Document, Fact, Head, Section, Table, Value, fact};
 use crate::figures::{human_bytes, human_ns, percent, plural, three_digits};
-use crate::method::{CONFIDENCE, Enough, Interval, Method, Placed, Rounds};
-use crate::statistics::{Summary, median};
+use crate::method::{CONFIDENCE, Enough, Interval, Method, Placed, Rounds, Turn};
+use crate::statistics::Summary;
+
+/// The key of a metric with which results have the time beyond a memcpy of all bytes that were
+/// copied: the times that all bytes were copied, retries included.
+pub const COPIED: &str = "copied";
+const BEYOND: &str = "time beyond a memcpy at rest of all bytes that were copied, retries included, \
+                      in the same round, as a share of its time";
 
 /// The rounds of a scene.
 #[derive(Debug)]
@@ -20,6 +26,9 @@ pub struct Part {
     pub cases: Vec<Case>,
     /// Their results.
     pub rounds: Rounds<Outcome>,
+    /// For each case, words with a wrong value after any of its measurements: warm-ups, and rounds
+    /// that are not whole, too.
+    lost: Vec<u64>,
 }
 
 /// A value over the rounds.
@@ -47,14 +56,26 @@ impl Estimate {
 impl Part {
     /// No rounds yet.
     pub fn new(heading: String, cases: Vec<Case>, method: Method) -> Part {
-        let rounds = Rounds::new(method, cases.len());
-        Part { heading, cases, rounds }
+        let (rounds, lost) = (Rounds::new(method, cases.len()), vec![0; cases.len()]);
+        Part { heading, cases, rounds, lost }
+    }
+
+    /// Whose turn it is; `None` if there are enough rounds.
+    pub fn next_turn(&mut self) -> Option<Turn> {
+        let cases = &self.cases;
+        self.rounds.next(|rounds| Part::widest(cases, rounds))
+    }
+
+    /// Adds the outcome of a turn.
+    pub fn add(&mut self, turn: Turn, outcome: Outcome) {
+        self.lost[turn.thing] += outcome.lost;
+        self.rounds.add(outcome);
     }
 
     /// The widest interval of the values by which cases are compared, as half of its width by its
     /// median: of the ratio of a case that has a base, else of its first metric. `None` if one is
     /// not known.
-    pub fn widest(cases: &[Case], rounds: &Rounds<Outcome>) -> Option<f64> {
+    fn widest(cases: &[Case], rounds: &Rounds<Outcome>) -> Option<f64> {
         let view = View { cases, rounds };
         let width = |case| match view.base(case) {
             Some(base) if base != case => view.ratio(case, base)?.half_width(),
@@ -66,6 +87,13 @@ impl Part {
 
     fn view(&self) -> View<'_> {
         View { cases: &self.cases, rounds: &self.rounds }
+    }
+
+    /// For each case that has lost words, its name and their number.
+    fn losers(&self) -> Vec<String> {
+        let lost = self.cases.iter().zip(&self.lost).filter(|(_, lost)| **lost > 0);
+        let said = |(case, lost)| format!("{}, {}: {lost} words lost", self.heading, name(case));
+        lost.map(said).collect()
     }
 
     /// The base of all cases, if they have the same one.
@@ -85,7 +113,7 @@ impl Part {
 
     /// Words with a wrong value after any measurement.
     pub fn lost(&self) -> u64 {
-        self.rounds.whole().iter().flatten().map(|result| result.of.lost).sum()
+        self.lost.iter().sum()
     }
 
     /// How many rounds there are, and the ratios, in words.
@@ -121,11 +149,20 @@ impl View<'_> {
         self.rounds.whole().iter().map(number).collect()
     }
 
-    /// A metric over the rounds; `None` without rounds, or if a number is unknown.
+    /// A metric over the rounds in which it is known; `None` if there are none.
     fn metric(&self, case: usize, metric: usize) -> Option<Estimate> {
-        let numbers = self.numbers(case, metric);
-        let known = numbers.iter().all(|number| number.is_finite());
-        known.then(|| Estimate::of(&numbers, self.seed())).flatten()
+        self.estimate(self.numbers(case, metric).into_iter())
+    }
+
+    /// The estimate of the numbers that are known.
+    fn estimate(&self, numbers: impl Iterator<Item = f64>) -> Option<Estimate> {
+        let known: Vec<f64> = numbers.filter(|number| number.is_finite()).collect();
+        Estimate::of(&known, self.seed())
+    }
+
+    /// In how many rounds the first metric is known.
+    fn known(&self, case: usize) -> usize {
+        self.numbers(case, 0).iter().filter(|number| number.is_finite()).count()
     }
 
     /// The case that a case is compared with.
@@ -139,7 +176,7 @@ impl View<'_> {
     }
 
     fn fastest(&self, of: &[usize]) -> Option<usize> {
-        let median = |at: &usize| Some((*at, median(&self.numbers(*at, 0))?));
+        let median = |at: &usize| Some((*at, self.metric(*at, 0)?.summary.median));
         let medians = of.iter().filter_map(median);
         medians.min_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(at, _)| at)
     }
@@ -147,9 +184,16 @@ impl View<'_> {
     /// The ratio of the first metric to that of the base in the same round.
     fn ratio(&self, case: usize, base: usize) -> Option<Estimate> {
         let pairs = self.numbers(case, 0).into_iter().zip(self.numbers(base, 0));
-        let ratios: Vec<f64> = pairs.map(|(time, base)| time / base).collect();
-        let known = ratios.iter().all(|ratio| ratio.is_finite());
-        known.then(|| Estimate::of(&ratios, self.seed())).flatten()
+        self.estimate(pairs.map(|(number, base)| number / base))
+    }
+
+    /// The time beyond that of the memcpy at rest in the same round, as often as the metric
+    /// `copied` says, as a share of the time of that.
+    fn beyond(&self, case: usize, copied: usize) -> Option<Estimate> {
+        let base = self.numbers(self.at_rest(case)?, 0);
+        let copied = self.numbers(case, copied).into_iter().zip(base);
+        let pairs = self.numbers(case, 0).into_iter().zip(copied);
+        self.estimate(pairs.map(|(time, (copied, base))| time / (copied * base) - 1.0))
     }
 
     fn seed(&self) -> u64 {
@@ -180,6 +224,7 @@ struct Row<'a> {
     view: View<'a>,
     /// The number of the first row of its part.
     first: usize,
+    lost: u64,
 }
 
 impl Row<'_> {
@@ -217,6 +262,7 @@ impl Results {
                 case,
                 view: part.view(),
                 first,
+                lost: part.lost[case],
             }));
         }
         rows
@@ -242,6 +288,9 @@ impl Results {
         sections.push(Section::data("rows", Body::Table(table)));
         sections.push(self.method_section());
         sections.push(Section::data("samples", Body::Table(self.samples(&rows))));
+        let losers: Vec<String> = self.parts.iter().flat_map(Part::losers).collect();
+        let title = if losers.is_empty() { "" } else { "Lost words" };
+        sections.push(Section::new("losers", title, Body::Notes(losers)));
         let title = if self.notes.is_empty() { "" } else { "Notes" };
         sections.push(Section::new("notes", title, Body::Notes(self.notes.clone())));
         Document { sections }
@@ -274,19 +323,34 @@ impl Results {
                      round";
         heads.push(shown("ratio", "ratio", ratio));
         heads.extend(["ratio_min", "ratio_max", "ratio_low", "ratio_high"].map(data));
-        heads.push(shown("", "interval", "bootstrap interval of the median ratio (95 %)"));
+        heads.push(shown(
+            "",
+            "interval",
+            "bootstrap interval of the median ratio (95 %), from six rounds on",
+        ));
         if self.parts.iter().flat_map(|part| &part.cases).any(|case| !case.at_rest.is_empty()) {
             heads.push(data("at_rest_row"));
             heads.push(shown("ratio_at_rest", "at-rest", "ratio to the fastest memcpy at rest"));
             let keys = ["min", "max", "low", "high"].map(|of| data(format!("ratio_at_rest_{of}")));
             heads.extend(keys);
         }
+        if self.copied().is_some() {
+            let key = |of: &str| format!("beyond_memcpy{of}_ratio");
+            heads.push(shown(key(""), "beyond", BEYOND));
+            heads.extend(["_min", "_max", "_low", "_high"].map(|of| data(key(of))));
+        }
+        heads.push(data("lost"));
         heads.push(data("rounds"));
         Table {
             heads,
             rows: rows.iter().map(|row| self.cells(row)).collect(),
             groups: rows.iter().map(|row| row.heading.clone()).collect(),
         }
+    }
+
+    /// The metric that says how often all bytes were copied.
+    fn copied(&self) -> Option<usize> {
+        self.about.metrics.iter().position(|metric| metric.key == COPIED)
     }
 
     fn cells(&self, row: &Row<'_>) -> Vec<Value> {
@@ -316,7 +380,11 @@ impl Results {
             cells.push(base.map_or(Value::Unknown, |base| Value::count(row.first + base)));
             cells.extend(five(ratio).map(Value::ratio));
         }
-        cells.push(Value::count(view.rounds.count()));
+        if let Some(copied) = self.copied() {
+            cells.extend(five(view.beyond(row.case, copied)).map(Value::share));
+        }
+        cells.push(Value::count(row.lost));
+        cells.push(Value::count(view.known(row.case)));
         cells
     }
 
@@ -451,11 +519,11 @@ mod tests {
         ];
         let method = Method::exactly(rounds, 0, 1);
         let mut part = Part::new("pages of 4k".to_owned(), cases, method);
-        while let Some(turn) = part.rounds.next(|_| None) {
+        while let Some(turn) = part.next_turn() {
             let slow = 1.0 + turn.round.unwrap() as f64;
             let ns = slow * [1500.0, 1000.0, 2000.0][turn.thing];
             let lost = u64::from(turn.thing == 2 && turn.round == Some(1));
-            part.rounds.add(Outcome { numbers: vec![ns, f64::NAN], lost });
+            part.add(turn, Outcome { numbers: vec![ns, f64::NAN], lost });
         }
         Results {
             about: &ABOUT,
@@ -521,6 +589,36 @@ mod tests {
         let last = samples.iter().find(|of| of["row"] == 2 && of["round"] == 3).unwrap();
         assert_eq!((&last["time_ns"], &last["cpu_ns"]), (&8000.into(), &Json::Null));
         assert_eq!((results.rounds(), results.lost()), (4, 1));
+        assert_eq!(json(&results)["rows"][2]["lost"], 1);
+        assert_eq!(json(&results)["losers"][0], "pages of 4k, leap: 1 words lost");
+    }
+
+    #[test]
+    fn words_lost_in_a_warm_up_or_an_unfinished_round_count() {
+        let labels = vec!["leap".into(), Value::Unknown];
+        let case = Case { labels, bases: vec![], at_rest: vec![] };
+        let method = Method::exactly(2, 1, 1);
+        let mut part = Part::new("all".to_owned(), vec![case.clone(), case], method);
+        for lost in [1, 10, 100] {
+            let turn = part.next_turn().unwrap();
+            part.add(turn, Outcome { numbers: vec![1.0, 1.0], lost });
+        }
+        assert_eq!((part.rounds.count(), part.lost()), (0, 111));
+    }
+
+    #[test]
+    fn an_unknown_round_leaves_the_others() {
+        let mut results = results(0, [&[]; 3]);
+        let cases = results.parts[0].cases.clone();
+        let mut part = Part::new("all".to_owned(), cases, Method::exactly(3, 0, 1));
+        while let Some(turn) = part.next_turn() {
+            let ns = if turn.round == Some(1) && turn.thing == 0 { f64::NAN } else { 5.0 };
+            part.add(turn, Outcome { numbers: vec![ns, 1.0], lost: 0 });
+        }
+        results.parts = vec![part];
+        let rows = json(&results)["rows"].clone();
+        assert_eq!((&rows[0]["time_ns"], &rows[0]["rounds"]), (&5.into(), &2.into()));
+        assert_eq!(rows[1]["rounds"], 3);
     }
 
     #[test]
@@ -531,7 +629,7 @@ mod tests {
         };
         // The base itself has its time alone, which differs by six.
         assert!(widest(&results(6, [&[1]; 3])).unwrap() > 0.3);
-        assert_eq!(widest(&results(1, [&[1]; 3])), None);
+        assert_eq!(widest(&results(5, [&[1]; 3])), None);
         assert_eq!(widest(&results(0, [&[1]; 3])), None);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-use pageleap::topology::Topology;
+use pageleap::topology::{SysFiles, Topology};
 use pageleap::{
     BASE_PAGE, CopyLoop, CopyMethod, EngineChoice, Job, MemoryEngine, MemoryMigration, Migration,
     NodeId, PageSize, Reserve,
@@ -19,13 +19,15 @@ use super::memory::{Pools, fill, private, refused, wrong};
 use super::{Case, Label, Metric, Outcome, Scene, label, share, time};
 use crate::Error;
 use crate::document::Value;
-use crate::leap::{Wish, check_complete, finish};
+use crate::figures::percent;
+use crate::host::memory_limit;
+use crate::leap::{Wish, finish};
 use crate::matrix::on_cpu;
 use crate::memcpy::{Copy, METHODS, Target, cpu_ns};
 use crate::private::PrivateMemory;
 use crate::rivals::calls::{Call, Trip};
 use crate::rivals::can_move;
-use crate::rivals::compaction::{can_compact, compact};
+use crate::rivals::compaction::{self, can_compact, compact};
 
 /// The properties of a way.
 pub const LABELS: [Label; 3] = [
@@ -51,6 +53,9 @@ pub const METRICS: [Metric; 4] = [
 const MOVED: usize = 3;
 /// Memory that is compacted. With less, much of the time is that of the search.
 const COMPACTED_BYTES: usize = 8 << 30;
+/// The least share of pages of this memory among those that a compaction moves. Large pages of
+/// others count as the base pages that they have, and cost less.
+const LEAST_OWN: f64 = 0.9;
 /// The most of the free memory that is taken for it.
 const COMPACTED_SHARE: f64 = 0.7;
 
@@ -69,7 +74,7 @@ pub enum Way {
         engine: EngineChoice,
         /// Bytes of an area; `None`: the library's default.
         area: Option<usize>,
-        /// Threads that copy; `None`: the library's default, one.
+        /// Threads that copy; `None`: one, as in all other ways.
         threads: Option<usize>,
     },
     /// A leap of private memory.
@@ -141,8 +146,11 @@ pub struct Setting {
     pub from: NodeId,
     /// The node to which they move.
     pub to: NodeId,
-    /// A CPU of the destination, or of any node if that has none.
+    /// The CPU of a thread that copies or calls the kernel: of the destination, or of any node if
+    /// that has none.
     pub cpu: usize,
+    /// CPUs of threads that copy together. Not empty.
+    pub cpus: Vec<usize>,
     /// Of the contents.
     pub seed: u64,
 }
@@ -213,10 +221,11 @@ impl Ways {
             return Ok(Some(why.clone()));
         }
         match way {
-            Way::FreshCopy(_) if page.is_hugetlb() => {
-                Ok(Some("pages of the hugetlb pool are populated beforehand".into()))
+            Way::FreshCopy(_) => {
+                let fresh = PrivateMemory::untouched(self.setting.bytes as usize, page, to);
+                Ok(fresh.err().map(|error| error.to_string()))
             }
-            Way::Copy(_) | Way::CopyByThreads(..) | Way::FreshCopy(_) => Ok(None),
+            Way::Copy(_) | Way::CopyByThreads(..) => Ok(None),
             Way::Call(_) => Ok(can_move(from, to).err()),
             Way::Compaction if page != PageSize::Base => Ok(Some("it moves pages of 4 KB".into())),
             Way::Compaction => Ok(can_compact(from).err().map(|error| error.to_string())),
@@ -224,6 +233,9 @@ impl Ways {
                 Ok(Some("an area has whole pages".into()))
             }
             Way::Leap { engine, .. } => Ok(self.pools.unfit(engine)?),
+            Way::Private(MemoryEngine::UffdMove) if page.is_hugetlb() => {
+                Ok(Some("UFFDIO_MOVE takes no pages of the hugetlb pool".into()))
+            }
             Way::Private(MemoryEngine::Kernel) if from == to => {
                 Ok(Some("it moves pages to other nodes only".into()))
             }
@@ -268,10 +280,11 @@ impl Ways {
         Ok(outcome(copy.ns, 0, copy.cpu_ns))
     }
 
-    /// Copies the region once by several threads, which choose their CPUs.
+    /// Copies the region once by several threads on CPUs of the destination.
     fn copy_by_threads(&self, method: CopyMethod, threads: usize) -> Result<Outcome, Error> {
         let Pools { region, destination, .. } = &self.pools;
         let (page, pages) = (self.setting.page.bytes(), region.len() / self.setting.page.bytes());
+        let threads = threads.min(pages);
         let ends: Vec<usize> = (0..=threads).map(|nth| pages * nth / threads * page).collect();
         let part = |ends: &[usize]| {
             let part = std::iter::once(ends[0]..ends[1]).collect();
@@ -279,20 +292,25 @@ impl Ways {
         };
         let parts: Vec<Target> = ends.windows(2).map(part).collect::<Result<_, Error>>()?;
         let all_are_there = Barrier::new(threads);
-        let timed = |part: &Target| {
+        let timed = |part: &Target, cpu: usize| {
+            let bound = pageleap_sys::set_affinity(0, &[cpu]);
+            // Every thread comes here, because the others wait for it.
             all_are_there.wait();
+            bound.map_err(|errno| Error::Cpu { cpu, errno })?;
             let start = Instant::now();
-            (part.copy(method), start, Instant::now())
+            Ok((part.copy(method), start, Instant::now()))
         };
-        let copies: Vec<(Copy, Instant, Instant)> = std::thread::scope(|scope| {
+        let copies: Result<Vec<(Copy, Instant, Instant)>, Error> = std::thread::scope(|scope| {
             let timed = &timed;
-            let copy = |part| scope.spawn(move || timed(part));
-            let copying: Vec<_> = parts.iter().map(copy).collect();
+            let cpus = self.setting.cpus.iter().copied().cycle();
+            let copy = |(part, cpu)| scope.spawn(move || timed(part, cpu));
+            let copying: Vec<_> = parts.iter().zip(cpus).map(copy).collect();
             let join = |thread: ScopedJoinHandle<'_, _>| {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
             copying.into_iter().map(join).collect()
         });
+        let copies = copies?;
         // From the first start to the last end.
         let start = copies.iter().map(|(_, start, _)| *start).min();
         let end = copies.iter().map(|(_, _, end)| *end).max();
@@ -320,7 +338,7 @@ impl Ways {
             Way::Leap { engine, area, threads } => {
                 let leap = self.pools.migration(&self.pools.destination).engine(engine);
                 let leap = area.into_iter().fold(leap, Migration::area_bytes);
-                let leap = threads.into_iter().fold(leap, Migration::threads);
+                let leap = leap.threads(threads.unwrap_or(1));
                 let leap = limit.into_iter().fold(leap, Migration::timeout);
                 let pages = bytes / page.bytes() as u64;
                 Ok(Prepared { start: Box::new(|| leap.start()), pages, populate_ns: 0.0 })
@@ -383,32 +401,56 @@ impl Ways {
         let moved = on_cpu(self.setting.cpu, || trip.go())??;
         let mut outcome = outcome(moved.ns, 0, moved.cpu_ns);
         outcome.numbers[MOVED] = moved.on_target as f64 / moved.pages as f64;
-        outcome.lost = wrong(self.memory().words(), self.setting.seed);
+        outcome.lost = self.lost(self.memory().words());
         trip.bring_back()?;
         Ok(outcome)
     }
 
     /// Compacts other memory of the source.
-    fn compact(&self) -> Result<Outcome, Error> {
+    fn compact(&self, stopped: &dyn Fn() -> bool) -> Result<Outcome, Error> {
         let node = self.setting.from;
         let free = Topology::read()?.node(node)?.free_bytes as f64 * COMPACTED_SHARE;
-        let bytes = COMPACTED_BYTES.min(free as usize).next_multiple_of(PageSize::Thp.bytes());
-        let compacted = compact(node, bytes)?;
+        // A cgroup kills a process that takes more.
+        let limit = memory_limit(&SysFiles::host()).unwrap_or(u64::MAX) as f64 * COMPACTED_SHARE;
+        let room = limit - 2.0 * self.setting.bytes as f64;
+        let bytes = COMPACTED_BYTES.min(free as usize).min(room as usize);
+        let bytes = bytes / PageSize::Thp.bytes() * PageSize::Thp.bytes();
+        if bytes == 0 {
+            let reason = "no memory is left for it".to_owned();
+            return Err(Error::Rival { rival: compaction::NAME, reason });
+        }
+        let compacted = compact(node, bytes, stopped)?;
         let pages = (self.setting.bytes / BASE_PAGE as u64) as f64;
         let of_all = |ns: u64| ns as f64 / compacted.migrated as f64 * pages;
         let ns = of_all(compacted.ns);
         let own = compacted.own.map_or(f64::NAN, |own| own as f64 / compacted.migrated as f64);
+        if own < LEAST_OWN {
+            let reason = format!(
+                "only {} of the pages that moved were this memory's, so its time is no upper bound",
+                percent(own)
+            );
+            return Err(Error::Rival { rival: compaction::NAME, reason });
+        }
         let cpu = compacted.cpu_ns.map_or(f64::NAN, of_all);
         Ok(Outcome { numbers: vec![ns, ns, cpu, own], lost: compacted.lost })
     }
 
-    fn leap(&self, way: Way, stopped: &dyn Fn() -> bool) -> Result<Option<Outcome>, Error> {
+    fn leap(&self, way: Way, stopped: &dyn Fn() -> bool) -> Result<Outcome, Error> {
         let Prepared { start, pages, populate_ns } = self.prepare(way, None)?;
-        let Some(mut outcome) = timed(start, pages, stopped)? else { return Ok(None) };
+        let mut outcome = timed(start, pages, stopped)?;
         outcome.numbers[1] += populate_ns;
-        outcome.lost = wrong(self.words(way)?, self.setting.seed);
+        outcome.lost = self.lost(self.words(way)?);
         self.bring_back(way)?;
-        Ok(Some(outcome))
+        Ok(outcome)
+    }
+
+    /// Words with a wrong value. They get the right one, so that the next turn is not blamed.
+    fn lost(&self, words: &[AtomicU64]) -> u64 {
+        let lost = wrong(words, self.setting.seed);
+        if lost > 0 {
+            fill(words, self.setting.seed);
+        }
+        lost
     }
 }
 
@@ -436,49 +478,51 @@ impl Scene for Ways {
         case: usize,
         stopped: &dyn Fn() -> bool,
     ) -> Result<Option<Outcome>, Error> {
-        match self.ways[case] {
-            Way::Copy(method) => self.copy(method).map(Some),
-            Way::CopyByThreads(method, threads) => self.copy_by_threads(method, threads).map(Some),
-            Way::FreshCopy(method) => self.fresh_copy(method).map(Some),
-            Way::Call(call) => self.call(call).map(Some),
-            Way::Compaction => match self.compact() {
+        let outcome = match self.ways[case] {
+            Way::Copy(method) => self.copy(method),
+            Way::CopyByThreads(method, threads) => self.copy_by_threads(method, threads),
+            Way::FreshCopy(method) => self.fresh_copy(method),
+            Way::Call(call) => self.call(call),
+            Way::Compaction => match self.compact(stopped) {
                 // It moved too few pages, so that there is no time.
                 Err(why @ Error::Rival { .. }) => {
                     let why = format!("a {}: {why}", Way::Compaction.name());
                     self.left_out.extend((!self.left_out.contains(&why)).then_some(why));
-                    Ok(Some(Outcome { numbers: vec![f64::NAN; METRICS.len()], lost: 0 }))
+                    Ok(Outcome { numbers: vec![f64::NAN; METRICS.len()], lost: 0 })
                 }
-                compacted => compacted.map(Some),
+                compacted => compacted,
             },
             way @ (Way::Leap { .. } | Way::Private(_)) => self.leap(way, stopped),
-        }
+        }?;
+        // A turn that a signal has cut short says nothing, except about lost words.
+        Ok((!stopped() || outcome.lost > 0).then_some(outcome))
     }
 }
 
-/// Times a job from its start; `None` if it was cancelled.
+/// Times a job from its start. It may leave pages where they are, or be cancelled by `stopped`.
 fn timed(
     start: impl FnOnce() -> Result<Job, pageleap::Error>,
     pages: u64,
     stopped: &dyn Fn() -> bool,
-) -> Result<Option<Outcome>, Error> {
+) -> Result<Outcome, Error> {
     let (began, cpu) = (Instant::now(), cpu_ns());
     let job = start()?;
     let start_cpu = cpu.zip(cpu_ns()).map(|(from, to)| to - from);
     finish(&job, |_| if stopped() { Wish::Cancel } else { Wish::GoOn });
     let whole = began.elapsed().as_nanos() as u64;
     let report = job.wait();
-    if stopped() {
-        return Ok(None);
-    }
-    check_complete(&report, pages)?;
     let of_job = report.migrate_cpu_ns.zip(report.recycle_cpu_ns).map(|(one, other)| one + other);
     let cpu = start_cpu.zip(of_job).map(|(start, job)| start + job);
-    Ok(Some(outcome(report.migrate_ns, whole - report.migrate_ns.min(whole), cpu)))
+    let is_complete = report.ended.is_completed() && report.pages.migrated == pages;
+    let ns = if is_complete { report.migrate_ns } else { whole };
+    let mut outcome = outcome(ns, whole - ns.min(whole), cpu);
+    outcome.numbers[MOVED] = report.pages.migrated as f64 / pages as f64;
+    Ok(outcome)
 }
 
 fn outcome(ns: u64, more: u64, cpu_ns: Option<u64>) -> Outcome {
     let cpu = cpu_ns.map_or(f64::NAN, |ns| ns as f64);
-    Outcome { numbers: vec![ns as f64, (ns + more) as f64, cpu, 1.0], lost: 0 }
+    Outcome { numbers: vec![ns as f64, (ns + more) as f64, cpu, f64::NAN], lost: 0 }
 }
 
 fn words_of(pools: &Pools) -> Result<&[AtomicU64], Error> {
@@ -500,7 +544,8 @@ mod tests {
         let topology = Topology::read().unwrap();
         let node = topology.nodes().iter().find(|node| node.total_bytes > 0).unwrap().id;
         let cpu = topology.allowed_cpus()[0];
-        let setting = Setting { bytes: 4 << 20, page, from: node, to: node, cpu, seed: SEED };
+        let (bytes, cpus) = (4 << 20, topology.allowed_cpus().to_vec());
+        let setting = Setting { bytes, page, from: node, to: node, cpu, cpus, seed: SEED };
         Ways::new(setting, ways, || Ok::<_, Error>(())).unwrap()
     }
 
@@ -514,6 +559,8 @@ mod tests {
             for _ in 0..2 {
                 let Outcome { numbers, lost } = scene.measure(case, &|| false).unwrap().unwrap();
                 let labels = &scene.cases()[case].labels;
+                let moves = matches!(scene.ways[case], Way::Leap { .. } | Way::Private(_));
+                assert!(if moves { numbers[MOVED] == 1.0 } else { numbers[MOVED].is_nan() });
                 assert!(numbers[0] > 0.0 && numbers[1] >= numbers[0], "{labels:?} {numbers:?}");
                 assert_eq!(lost, 0, "{labels:?}");
                 assert_eq!(scene.pools.source.free_bytes(), source, "{labels:?}");
@@ -528,7 +575,11 @@ mod tests {
         let leap = Way::Leap { engine: EngineChoice::Auto, area: None, threads: None };
         let mut scene = ways(PageSize::Base, &[leap]);
         words_of(&scene.pools).unwrap()[99].store(0, Ordering::Relaxed);
-        assert_eq!(scene.measure(0, &|| false).unwrap().unwrap().lost, 1);
+        let mut lost = || scene.measure(0, &|| false).unwrap().unwrap().lost;
+        assert_eq!([lost(), lost()], [1, 0]);
+        words_of(&scene.pools).unwrap()[98].store(0, Ordering::Relaxed);
+        // Not even a signal hides it.
+        assert_eq!(scene.measure(0, &|| true).unwrap().unwrap().lost, 1);
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn throttled_in(stat: &str) -> Option<Throttled> {
 }
 
 /// The lowest memory limit of all visible groups; `None` if there is none.
-pub(super) fn memory_limit(files: &SysFiles) -> Option<u64> {
+pub fn memory_limit(files: &SysFiles) -> Option<u64> {
     let limit = |group: String| {
         let number = |name: &str| files.number(&format!("{group}/{name}")).ok();
         // Version 2 writes `max` for no limit.

@@ -40,7 +40,7 @@ mod trees;
 mod watch;
 
 pub use advice::before;
-pub use cgroup::Throttled;
+pub use cgroup::{Throttled, memory_limit};
 pub use manifest::{Host, HostNode};
 pub use noise::{MOST_OTHERS, MOST_STEAL, Noise};
 pub use watch::Watch;

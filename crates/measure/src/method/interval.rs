@@ -6,6 +6,9 @@ use crate::statistics::median;
 /// The probability with which an interval covers the median of all possible runs, if runs are
 /// independent of each other.
 pub const CONFIDENCE: f64 = 0.95;
+/// With fewer values, even their whole range covers the median less often than [`CONFIDENCE`]: the
+/// range of `n` values misses it with a probability of 2 / 2^n.
+pub const LEAST_VALUES: usize = 6;
 /// How often values are drawn again. With 2,000 draws the ends of an interval of 95 % rest on the
 /// 50 lowest and the 50 highest medians.
 const DRAWS: usize = 2000;
@@ -22,11 +25,9 @@ pub struct Interval {
 impl Interval {
     /// The percentile interval of the median of `values`, by [`CONFIDENCE`]: medians of as many
     /// values, drawn from `values` with replacement (B. Efron, *Bootstrap Methods: Another Look at
-    /// the Jackknife*, 1979). `None` for fewer than two values, which say nothing about a spread.
-    ///
-    /// With fewer than six values it is the range from the smallest to the largest one.
+    /// the Jackknife*, 1979). `None` for fewer than [`LEAST_VALUES`].
     pub fn of_median(values: &[f64], seed: u64) -> Option<Interval> {
-        if values.len() < 2 {
+        if values.len() < LEAST_VALUES {
             return None;
         }
         let mut random = SplitMix64(seed);
@@ -62,11 +63,11 @@ mod tests {
     }
 
     #[test]
-    fn few_values_give_their_range_and_one_gives_none() {
+    fn few_values_have_none() {
         assert_eq!(Interval::of_median(&[], 1), None);
-        assert_eq!(Interval::of_median(&[5.0], 1), None);
-        let few = [5.0, 9.0, 6.0];
-        assert_eq!(Interval::of_median(&few, 1), Some(Interval { low: 5.0, high: 9.0 }));
+        assert_eq!(Interval::of_median(&[5.0, 9.0, 6.0, 7.0, 5.0], 1), None);
+        let six = Interval::of_median(&[5.0, 9.0, 6.0, 7.0, 5.0, 6.5], 1).unwrap();
+        assert!(5.0 <= six.low && six.low < six.high && six.high <= 9.0, "{six:?}");
         let equal = Interval::of_median(&[4.0; 9], 1).unwrap();
         assert_eq!(equal, Interval { low: 4.0, high: 4.0 });
         assert_eq!(equal.half_width_of(4.0), Some(0.0));

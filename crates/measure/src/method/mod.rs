@@ -17,7 +17,7 @@ mod interval;
 
 use std::time::{Duration, Instant};
 
-pub use self::interval::{CONFIDENCE, Interval};
+pub use self::interval::{CONFIDENCE, Interval, LEAST_VALUES};
 use crate::random::SplitMix64;
 
 /// How often things are measured.

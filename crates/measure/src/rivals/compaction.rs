@@ -47,6 +47,8 @@ pub const MIN_MIGRATED: u64 = 10_000;
 const BLOCK_PAGES: u64 = 512;
 /// Pages in whole blocks that are enough: a half is kept, and half of that moves.
 const MIN_PAGES: u64 = 5 * MIN_MIGRATED;
+/// Pages between two looks whether to stop: 64 MB.
+const PIECE_PAGES: usize = 1 << 14;
 const WORDS_PER_PAGE: usize = BASE_PAGE / size_of::<u64>();
 const COUNTERS: &str = "/proc/vmstat";
 
@@ -87,12 +89,12 @@ impl Compacted {
 /// fragments (`/proc/buddyinfo`) are handed out first, and are of no use here.
 ///
 /// # Errors
-/// [`Error::Rival`] if the kernel has no compaction, this process may not ask for it, or fewer than
-/// [`MIN_MIGRATED`] pages have moved. Otherwise if the node has too little memory.
-pub fn compact(node: NodeId, bytes: usize) -> Result<Compacted, Error> {
+/// [`Error::Rival`] if the kernel has no compaction, this process may not ask for it, fewer than
+/// [`MIN_MIGRATED`] pages have moved, or `stopped` was true meanwhile. Otherwise if the node has too little memory.
+pub fn compact(node: NodeId, bytes: usize, stopped: &dyn Fn() -> bool) -> Result<Compacted, Error> {
     // Moves pages of others out of the way, and fails before memory is filled in vain.
     start(&mut open(node)?)?;
-    Holes::new(node, bytes)?.compact()
+    Holes::new(node, bytes, stopped)?.compact()
 }
 
 /// Whether this process may ask for a compaction of the node.
@@ -112,12 +114,23 @@ struct Holes {
 }
 
 impl Holes {
-    fn new(node: NodeId, bytes: usize) -> Result<Holes, Error> {
-        let memory = PrivateMemory::new(bytes, PageSize::Base, node)?;
-        memory.words().iter().zip(1..).for_each(|(word, at)| word.store(at, Ordering::Relaxed));
+    fn new(node: NodeId, bytes: usize, stopped: &dyn Fn() -> bool) -> Result<Holes, Error> {
+        let memory = PrivateMemory::untouched(bytes, PageSize::Base, node)?;
+        let go_on = || match stopped() {
+            true => Err(unusable("it was stopped".into())),
+            false => Ok(()),
+        };
+        let mut next = 1..;
+        for piece in memory.words().chunks(PIECE_PAGES * WORDS_PER_PAGE) {
+            go_on()?;
+            piece.iter().zip(&mut next).for_each(|(word, at)| word.store(at, Ordering::Relaxed));
+        }
         let start = memory.as_ptr().addr();
         let kept = kept(bytes / BASE_PAGE, frame_numbers(&memory)?.as_deref());
         for (at, _) in kept.iter().enumerate().filter(|(_, is_kept)| !**is_kept) {
+            if at.is_multiple_of(PIECE_PAGES) {
+                go_on()?;
+            }
             // SAFETY: the page is the memory's own, and nobody needs its contents.
             unsafe { pageleap_sys::discard(start + at * BASE_PAGE, BASE_PAGE) }
                 .map_err(failed("madvise"))?;
@@ -272,7 +285,7 @@ mod tests {
         }
         // Less memory is enough on most machines.
         for bytes in [256 << 20, 512 << 20, 1 << 30] {
-            let holes = Holes::new(node(), bytes).unwrap();
+            let holes = Holes::new(node(), bytes, &|| false).unwrap();
             let compacted = holes.compact();
             assert_eq!(holes.lost(), 0);
             let compacted = match compacted {
@@ -296,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_lost_word_of_a_page_that_was_kept_is_found() {
-        let holes = Holes::new(node(), 6 * BASE_PAGE).unwrap();
+        let holes = Holes::new(node(), 6 * BASE_PAGE, &|| false).unwrap();
         // So little memory has no block of 2 MB.
         assert_eq!(holes.kept, [false, true, false, true, false, true]);
         let words = holes.memory.words();

@@ -7,11 +7,12 @@ use pageleap::{Engine, EngineChoice, PageSize};
 use pageleap_measure::experiments::writes::Writes;
 use pageleap_measure::experiments::{quiet, sustained};
 use pageleap_measure::load::{Rate, Rows};
-use pageleap_measure::method::Method;
+use pageleap_measure::method::{LEAST_VALUES, Method};
 
 use super::super::memory::once_each;
 use crate::bytes;
 use crate::export::Exports;
+use crate::stop::Refusal;
 use crate::times;
 
 /// Compare access to local and to remote memory by one thread (Figure 1).
@@ -92,6 +93,15 @@ impl LeapArgs {
         let few = LeapArgs::FEW_ENGINES.map(|engine| engine.map_or(EngineChoice::Auto, Into::into));
         let default: &[EngineChoice] = if common.quick { &few } else { &EngineChoice::ALL };
         once_each(self.engine.as_deref().unwrap_or(default))
+    }
+
+    /// Refuses areas that the memory does not hold.
+    pub fn check(&self, common: &ExperimentArgs) -> Result<(), Refusal> {
+        let mut areas = self.area.iter().flatten();
+        areas.find(|area| **area > common.bytes()).map_or(Ok(()), |area| {
+            let why = format!("--area {area}: the memory has {} bytes", common.bytes());
+            Err(Refusal::new(why))
+        })
     }
 
     /// The sizes of areas; `None` for those of the figure.
@@ -269,6 +279,7 @@ pub struct ExperimentArgs {
     /// Page sizes, by comma: 4k, thp (2 MB, ordinary memory), 2m (reserved huge pages; left out
     /// where too few are free)
     #[arg(long, value_name = "SIZES", default_value = "4k,thp,2m", value_delimiter = ',')]
+    #[arg(value_parser = page_size)]
     pub page_size: Vec<PageSize>,
 
     /// Node on which the memory is at first [default: the first node with memory]
@@ -319,7 +330,7 @@ pub struct MethodArgs {
     #[arg(long, value_name = "N")]
     pub warmup: Option<u16>,
 
-    /// The fewest rounds [default: 6; 4 with --quick]
+    /// The fewest rounds. Fewer than 6 have no interval [default: 6]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub min_runs: Option<u16>,
 
@@ -336,6 +347,13 @@ pub struct MethodArgs {
     /// with --quick]
     #[arg(long, value_name = "TIME", value_parser = times::timeout)]
     pub time_limit: Option<Duration>,
+}
+
+fn page_size(text: &str) -> Result<PageSize, String> {
+    match text.parse::<PageSize>().map_err(|error| error.to_string())? {
+        PageSize::Huge1G => Err("experiments take pages of 4k, thp and 2m".to_owned()),
+        page => Ok(page),
+    }
 }
 
 fn percent(text: &str) -> Result<f64, String> {
@@ -375,7 +393,7 @@ impl ExperimentArgs {
         if self.smoke {
             return Method::exactly(number(args.max_runs, 1), warmups, self.seed);
         }
-        let least = number(args.min_runs, if self.quick { 4 } else { 6 });
+        let least = number(args.min_runs, LEAST_VALUES);
         let (precision, seconds) = if self.quick { (0.05, 12) } else { (0.02, 300) };
         Method {
             warmups,

@@ -9,7 +9,7 @@ use std::any::Any;
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
-use pageleap::topology::Topology;
+use pageleap::topology::{SysFiles, Topology};
 use pageleap::{Engine, EngineChoice, NodeId, PageSize};
 use pageleap_measure::document::{Value, fact};
 use pageleap_measure::experiments::access::{self, Access};
@@ -17,6 +17,7 @@ use pageleap_measure::experiments::ways::{self, Way, Ways};
 use pageleap_measure::experiments::writes::{self, Loaded, Purpose, Switch, Writes};
 use pageleap_measure::experiments::{About, Part, Results, Scene, copy, quiet, scale, sustained};
 use pageleap_measure::figures::human_bytes;
+use pageleap_measure::host::memory_limit;
 use pageleap_measure::load::{Rate, Rows};
 use pageleap_settings::{User, Wish};
 
@@ -28,7 +29,7 @@ use args::{
 
 use super::memory::{USABLE_SHARE, missing_huge_pages, once_each, stop_between_leaps};
 use crate::environment::Environment;
-use crate::machine::{self, NodeMemory, choose_nodes, cores};
+use crate::machine::{self, NodeMemory, choose_nodes};
 use crate::progress::{Steps, clock};
 use crate::stop::{Refusal, Stop};
 use crate::{export, interrupt, settings};
@@ -40,6 +41,12 @@ const ONE_NODE: &str = "move_pages, mbind and automatic balancing need a second 
 /// Another one.
 const SHORT: &str = "automatic balancing waits for a time-out of 10 s in most rounds, and is left \
                      out with --quick.";
+
+/// Another one.
+const NO_ACCESS: &str = "automatic balancing moves nothing while nothing accesses the memory.";
+/// Another one.
+const NO_WRITER: &str = "automatic balancing is left out: it moves pages towards the writer, for \
+                         which the destination has no second CPU.";
 
 /// Between two lines about progress where no terminal shows a bar.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -72,12 +79,13 @@ struct Nodes {
     all: Vec<NodeMemory>,
     from: NodeId,
     to: NodeId,
-    /// Of the destination, or of any node if that has none for this process.
-    cpu: usize,
-    /// Another CPU, of the destination if possible; the same one if there is no other.
+    /// Of the destination, or of all nodes if that has none for this process. Not empty.
+    cpus: Vec<usize>,
+    /// Another CPU than the first of these, of the destination if possible; the same one if there is
+    /// no other.
     writer_cpu: usize,
-    /// How many CPUs of the destination this process may use; at least one.
-    cpus: usize,
+    /// Whether that is a CPU of the destination.
+    writer_is_there: bool,
 }
 
 impl Nodes {
@@ -85,16 +93,33 @@ impl Nodes {
         let all = machine::nodes(PageSize::Huge2M)?;
         let (from, to) = choose_nodes(&all, args.from, args.to)?;
         let topology = Topology::read()?;
-        let of_node = |node| cores(&topology, node).into_iter().flatten();
-        let mut cpus: Vec<usize> = of_node(NodeId(to)).collect();
-        let of_destination = cpus.len().max(1);
+        // Sibling hyper-threads last: a writer must not share the core of the thread that copies.
+        let of_node = |id| {
+            let node = topology.node(id).ok().and_then(|node| machine::initiator(&topology, node));
+            node.map_or(Vec::new(), |node| [&node.cpus[..1], &node.injectors, &node.cpus].concat())
+        };
+        let (from, to) = (NodeId(from), NodeId(to));
+        let mut cpus = once_each(&of_node(to));
+        let of_destination = cpus.clone();
         cpus.extend(topology.nodes().iter().flat_map(|node| of_node(node.id)));
         let Some(cpu) = cpus.first().copied() else {
             return Err(Refusal::new("the kernel names no CPU for this process".to_owned()).into());
         };
-        let writer_cpu = cpus.into_iter().find(|other| *other != cpu).unwrap_or(cpu);
-        let (from, to) = (NodeId(from), NodeId(to));
-        Ok(Nodes { all, from, to, cpu, writer_cpu, cpus: of_destination })
+        let writer_cpu = cpus.iter().copied().find(|other| *other != cpu).unwrap_or(cpu);
+        let writer_is_there = of_destination.contains(&writer_cpu);
+        let cpus = if of_destination.is_empty() { cpus } else { of_destination };
+        Ok(Nodes { all, from, to, cpus, writer_cpu, writer_is_there })
+    }
+
+    /// The CPU of a thread that copies or calls the kernel.
+    fn cpu(&self) -> usize {
+        self.cpus[0]
+    }
+
+    fn setting(&self, args: &ExperimentArgs, page: PageSize) -> ways::Setting {
+        let Nodes { from, to, .. } = *self;
+        let (cpu, cpus) = (self.cpu(), self.cpus.clone());
+        ways::Setting { bytes: args.bytes(), page, from, to, cpu, cpus, seed: args.seed }
     }
 
     /// The most bytes whose needs take at most a share of the free memory of each node.
@@ -112,13 +137,21 @@ impl Nodes {
         (fits as u64 / UNIT * UNIT).max(UNIT)
     }
 
-    fn setting(&self, args: &ExperimentArgs, page: PageSize) -> ways::Setting {
-        let Nodes { from, to, cpu, .. } = *self;
-        ways::Setting { bytes: args.bytes(), page, from, to, cpu, seed: args.seed }
-    }
-
-    /// Refuses memory that a node does not have. `needs`: bytes on the source and the destination.
+    /// Refuses memory that a node or the cgroup does not have. `needs`: bytes on the source and the
+    /// destination.
     fn check(&self, args: &ExperimentArgs, needs: [u64; 2]) -> Result<(), Refusal> {
+        let all = (needs[0] + needs[1]) as f64;
+        let limit = memory_limit(&SysFiles::host()).map(|limit| limit as f64 * USABLE_SHARE);
+        if let Some(limit) = limit.filter(|limit| all > *limit) {
+            let fits = (limit * args.bytes() as f64 / all) as u64 >> 20;
+            return Err(Refusal::new(format!(
+                "--size {}: needs {}, and the memory cgroup of this process allows {}; use --size \
+                 {fits}m or less",
+                args.bytes(),
+                human_bytes(all),
+                human_bytes(limit),
+            )));
+        }
         let demands = match self.from == self.to {
             true => vec![(self.from, needs[0] + needs[1])],
             false => vec![(self.from, needs[0]), (self.to, needs[1])],
@@ -192,10 +225,10 @@ fn run_access(args: &AccessArgs) -> Result<(), Stop> {
         pages,
         remote,
         local: nodes.to,
-        cpu: nodes.cpu,
+        cpu: nodes.cpu(),
         seed: common.seed,
     };
-    let build = move || Ok(Box::new(Access::new(setting)?) as Box<dyn Scene>);
+    let build = move || Ok(Box::new(Access::new(setting, stop_between_leaps)?) as Box<dyn Scene>);
     let plan = Plan {
         about: &access::ABOUT,
         scenes: vec![Planned {
@@ -211,6 +244,7 @@ fn run_access(args: &AccessArgs) -> Result<(), Stop> {
 }
 
 fn run_quiet(args: &QuietArgs) -> Result<(), Stop> {
+    args.leaps.check(&args.common)?;
     let (engines, areas) = (args.leaps.engines(&args.common), args.leaps.areas(&args.common));
     let bytes = args.common.bytes();
     run_ways(&quiet::ABOUT, &args.common, &|page, _| {
@@ -219,6 +253,7 @@ fn run_quiet(args: &QuietArgs) -> Result<(), Stop> {
 }
 
 fn run_writes(args: &WritesArgs) -> Result<(), Stop> {
+    args.leaps.check(&args.common)?;
     let common = &args.common;
     let (engines, areas) = (args.leaps.engines(common), args.leaps.areas(common));
     let bytes = common.bytes();
@@ -230,7 +265,7 @@ fn run_writes(args: &WritesArgs) -> Result<(), Stop> {
 fn run_scale(args: &ScaleArgs) -> Result<(), Stop> {
     let common = &args.common;
     let nodes = Nodes::choose(common)?;
-    let threads = args.threads.as_deref().map_or(scale::threads(nodes.cpus), once_each);
+    let threads = args.threads.as_deref().map_or(scale::threads(nodes.cpus.len()), once_each);
     let ways = scale::ways(&threads);
     // Without --size, a quarter of the free memory stays free.
     let fits = nodes.fitting(&|bytes| Ways::needs(bytes, &ways), 0.75);
@@ -241,7 +276,7 @@ fn run_scale(args: &ScaleArgs) -> Result<(), Stop> {
         let scene = |bytes: u64| {
             let bytes = bytes.next_multiple_of(page.bytes() as u64);
             let setting = ways::Setting { bytes, ..nodes.setting(&common, page) };
-            let (ways, needs) = (ways.clone(), Ways::needs(bytes, &ways));
+            let (ways, needs) = (ways.clone(), ordinary(page, Ways::needs(bytes, &ways), 0));
             let heading = format!("pages of {page}, {}", human_bytes(bytes as f64));
             let build = move || {
                 let scene = Ways::new(setting, &ways, stop_between_leaps)?;
@@ -254,6 +289,7 @@ fn run_scale(args: &ScaleArgs) -> Result<(), Stop> {
 }
 
 fn run_sustained(args: &SustainedArgs) -> Result<(), Stop> {
+    args.leaps.check(&args.common)?;
     let common = &args.common;
     let few = [EngineChoice::Auto, Engine::Mprotect.into()];
     let engines = args.leaps.engine.as_deref().map_or(few.to_vec(), once_each);
@@ -268,6 +304,7 @@ fn run_sustained(args: &SustainedArgs) -> Result<(), Stop> {
 }
 
 fn run_overhead(args: &OverheadArgs) -> Result<(), Stop> {
+    args.leaps.check(&args.common)?;
     let common = &args.common;
     let paper = [EngineChoice::Auto, Engine::Mprotect.into()];
     let engines = args.leaps.engine.as_deref().map_or(paper.to_vec(), once_each);
@@ -290,7 +327,7 @@ fn run_ways(
     run_pages(about, args, &|page, nodes| {
         let scene = |(heading, ways): Headed| {
             let setting = nodes.setting(args, page);
-            let needs = Ways::needs(setting.bytes, &ways);
+            let needs = ordinary(page, Ways::needs(setting.bytes, &ways), 0);
             let build = move || {
                 let scene = Ways::new(setting, &ways, stop_between_leaps)?;
                 // Without a compaction, a scene that is for it says nothing new.
@@ -318,8 +355,10 @@ fn run_loaded(
         let (loads, ways) = all(page);
         let scene = |writes: Writes| {
             // It waits for the time-out of 10 s in most rounds.
-            let is_balanced = nodes.from != nodes.to && !args.quick;
-            let (ways, needs) = (ways.clone(), Loaded::needs(args.bytes(), &ways, is_balanced));
+            let is_balanced = nodes.from != nodes.to && nodes.writer_is_there && !args.quick;
+            let shadows = Loaded::shadows(args.bytes(), &ways, is_balanced);
+            let needs = Loaded::needs(args.bytes(), &ways, is_balanced);
+            let (ways, needs) = (ways.clone(), ordinary(page, needs, shadows));
             let setting = writes::Setting {
                 ways: nodes.setting(args, page),
                 writes,
@@ -336,6 +375,12 @@ fn run_loaded(
         };
         loads.into_iter().map(scene).collect()
     })
+}
+
+/// The part of the needs that is not of the hugetlb pool: all of it for other pages, and shadow
+/// copies on the destination otherwise.
+fn ordinary(page: PageSize, needs: [u64; 2], shadows: u64) -> [u64; 2] {
+    if page.is_hugetlb() { [0, shadows] } else { needs }
 }
 
 /// Borrows the setting that turns automatic NUMA balancing on. It is put back when the result is
@@ -358,11 +403,15 @@ fn run_pages<'a>(
     interrupt::install();
     let nodes = Nodes::choose(args)?;
     let mut notes = Vec::new();
-    if nodes.from == nodes.to {
-        notes.push(ONE_NODE.to_owned());
-    } else if args.quick {
-        notes.push(SHORT.to_owned());
-    }
+    let has_load = [writes::ABOUT.name, writes::OVERHEAD.name, sustained::ABOUT.name];
+    let note = match (nodes.from == nodes.to, has_load.contains(&about.name)) {
+        (true, _) => Some(ONE_NODE),
+        (false, false) => Some(NO_ACCESS),
+        (false, true) if args.quick => Some(SHORT),
+        (false, true) if !nodes.writer_is_there => Some(NO_WRITER),
+        (false, true) => None,
+    };
+    notes.extend(note.map(str::to_owned));
     let mut scenes: Vec<Planned> = Vec::new();
     for page in once_each(&args.page_size) {
         let [from, to] = [nodes.from.0, nodes.to.0];
@@ -371,9 +420,7 @@ fn run_pages<'a>(
             continue;
         }
         for scene in of_page(page, &nodes) {
-            if !page.is_hugetlb() {
-                nodes.check(args, scene.needs)?;
-            }
+            nodes.check(args, scene.needs)?;
             let may_lack = scene.may_lack || page != PageSize::Base;
             scenes.push(Planned { may_lack, ..scene });
         }
@@ -389,19 +436,36 @@ impl Plan<'_> {
             fact("bytes", "bytes", Value::Bytes(args.bytes())),
             fact("from", "from node", Value::count(nodes.from.0)),
             fact("to", "to node", Value::count(nodes.to.0)).remark(nodes.remark()),
-            fact("cpu", "copies on CPU", Value::count(nodes.cpu)),
+            fact("cpu", "copies on CPU", Value::count(nodes.cpu())),
             fact("writer_cpu", "writer on CPU", Value::count(nodes.writer_cpu)),
         ];
         let method = args.method();
         let environment = Environment::start();
         let mut results = Results { about, setting, method, parts: Vec::new(), notes };
-        let measured = scenes.into_iter().try_for_each(|scene| measure(&mut results, scene));
+        let measured = measure_all(&mut results, scenes);
         let printed = match results.rounds() {
             0 => Ok(()),
             _ => exports.print(&environment.add_to(results.document()), args.json),
         };
         export::conclude(conclude(&results, measured), printed)
     }
+}
+
+/// Measures all scenes. One that fails keeps its whole rounds, and does not end the others; the
+/// first failure is the result then.
+fn measure_all(results: &mut Results, scenes: Vec<Planned>) -> Result<(), Stop> {
+    let mut failed = Ok(());
+    for scene in scenes {
+        let heading = scene.heading.clone();
+        match measure(results, scene) {
+            Err(Stop::Failed(why)) => {
+                results.notes.push(format!("ended early: {heading}: {why:#}"));
+                failed = failed.and(Err(Stop::Failed(why.context(heading))));
+            }
+            ended => ended?,
+        }
+    }
+    failed
 }
 
 /// Adds the rounds of a scene to the results: all of them, or those before a signal or an error.
@@ -416,35 +480,50 @@ fn measure(results: &mut Results, scene: Planned) -> Result<(), Stop> {
         }
         Err(stop) => return Err(stop),
     };
+    note_left_out(results, scene.as_ref());
     results.parts.push(Part::new(heading, scene.cases().to_vec(), results.method));
     let part = results.parts.last_mut().expect("it was added just now");
+    let ended = measure_part(part, scene.as_mut(), name);
+    note_left_out(results, scene.as_ref());
+    interrupt::stop_if_received(|| format!("{} rounds were measured", results.rounds()))?;
+    ended
+}
+
+/// Gives all cases their turns until there are enough rounds, or a signal arrives.
+fn measure_part(part: &mut Part, scene: &mut dyn Scene, name: &str) -> Result<(), Stop> {
     let steps = Steps::new(name, 1, part.rounds.at_most());
     let mut told = Instant::now();
-    let Part { heading, cases, rounds } = part;
-    while let Some(turn) = rounds.next(|rounds| Part::widest(cases, rounds)) {
-        let left = rounds.left().map_or(String::new(), |left| format!(", {} left", clock(left)));
+    while let Some(turn) = part.next_turn() {
+        let left = part.rounds.left();
+        let left = left.map_or(String::new(), |left| format!(", {} left at most", clock(left)));
         let round = turn.round.map_or("warm-up".to_owned(), |round| format!("round {}", round + 1));
-        let now = format!("{heading}, {round}{left} at most");
+        let now = format!("{}, {round}{left}", part.heading);
         if told.elapsed() >= LINE_EVERY {
             told = Instant::now();
             steps.line(&format!("{name}, {now}"));
         }
         steps.now(now);
         match scene.measure(turn.thing, &|| interrupt::received().is_some())? {
-            Some(outcome) => rounds.add(outcome),
+            Some(outcome) => part.add(turn, outcome),
             None => break,
         }
         steps.done();
-        interrupt::stop_if_received(|| format!("{} rounds were measured", rounds.count()))?;
+        if interrupt::received().is_some() {
+            break;
+        }
     }
     steps.line(&format!("{name}, {}", part.in_short()));
+    Ok(())
+}
+
+/// Notes what a scene has left out until now, once.
+fn note_left_out(results: &mut Results, scene: &dyn Scene) {
     for what in scene.left_out() {
         let note = format!("left out: {what}");
         if !results.notes.contains(&note) {
             results.notes.push(note);
         }
     }
-    interrupt::stop_if_received(|| format!("{} rounds were measured", results.rounds()))
 }
 
 /// Turns a measurement that has been printed into its exit code.

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use pageleap::{BASE_PAGE, NodeId, PageSize};
+use pageleap_sys::Advice;
 
 use crate::Error;
 use crate::load::Shadow;
@@ -37,8 +38,10 @@ impl Balancing {
         can_move(from, to)?;
         drop(switch()?);
         let memory = Unbound::new(bytes, page, from).map_err(|error| error.to_string())?;
-        let shadow = Some(Shadow::fill(memory.memory().words()));
-        Ok(Balancing { memory, shadow, nodes: [from, to], switch })
+        if page == PageSize::Thp {
+            memory.memory().check_huge().map_err(|error| error.to_string())?;
+        }
+        Ok(Balancing { memory, shadow: None, nodes: [from, to], switch })
     }
 
     /// Turns balancing on until the result is dropped.
@@ -62,6 +65,11 @@ impl Balancing {
         let (start, len) = (self.memory.memory().as_ptr().addr(), self.memory.memory().len());
         let pages: Vec<usize> = (start..start + len).step_by(BASE_PAGE).collect();
         pageleap::move_pages(0, &pages, Some(&vec![self.nodes[0]; pages.len()]), false)?;
+        if self.memory.memory().page() == PageSize::Thp {
+            // Joins pages that were split. A kernel before 6.1 cannot.
+            // SAFETY: the range is the memory's own, and the advice keeps its contents.
+            let _ = unsafe { pageleap_sys::set_advice(start, len, Advice::Collapse) };
+        }
         let placement = poll(&self.memory, self.nodes[0])?;
         match placement.is_complete() {
             true => Ok(()),

@@ -21,6 +21,7 @@ pub use self::balancing::Switch;
 pub use self::scene::Loaded;
 use self::scene::Numbers;
 use super::quiet;
+use super::results::COPIED;
 use super::ways::{self, LABELS, Way};
 use super::{About, Metric, share, time};
 use crate::figures::short;
@@ -45,17 +46,18 @@ pub const OVERHEAD: About = About {
     metrics: &METRICS,
 };
 
-const METRICS: [Metric; 6] = [
+const METRICS: [Metric; 7] = [
     time("time", "time", "until the last page had moved, or until the time-out of 10 s"),
     share("moved", "moved", "pages that moved, of all"),
     share("kept", "kept", "writes meanwhile, of those that were requested"),
     share("extra_copied", "extra", "bytes copied again, of all bytes"),
-    share(
-        "beyond_memcpy",
-        "beyond",
-        "time beyond a memcpy at rest of all bytes that were copied, of its time",
-    ),
+    share(COPIED, "copied", "bytes copied, retries included, of all bytes"),
     time("max_gap", "gap", "longest gap of the writer"),
+    time(
+        "populate",
+        "reserve",
+        "time to take and populate a reserve beforehand, which a program may do long before",
+    ),
 ];
 
 /// A migration ends after this time, as in the paper.
@@ -161,9 +163,9 @@ impl Purpose {
 
     /// The numbers in the order of the metrics.
     fn numbers(self, of: &Numbers) -> Vec<f64> {
-        let Numbers { ns, moved, kept, extra, beyond, gap_ns } = *of;
+        let Numbers { ns, moved, kept, extra, copied, gap_ns, populate_ns } = *of;
         match self {
-            Purpose::Migrations => vec![ns, moved, kept, extra, beyond, gap_ns],
+            Purpose::Migrations => vec![ns, moved, kept, extra, copied, gap_ns, populate_ns],
             Purpose::Window(_) => vec![kept, ns, moved, gap_ns],
         }
     }

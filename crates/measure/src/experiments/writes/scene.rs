@@ -12,7 +12,7 @@ use crate::document::Value;
 use crate::experiments::ways::{Prepared, Way, Ways};
 use crate::experiments::{Case, Outcome, Scene};
 use crate::leap::{Watched, Wish, watch};
-use crate::load::{Beside, Load, Log, Shadow, run_beside};
+use crate::load::{Beside, Load, Log, Shadow, Work, Writing, run_beside};
 use crate::matrix::on_cpu;
 use crate::memcpy::METHODS;
 use crate::phase::Phase;
@@ -62,9 +62,11 @@ pub(super) struct Numbers {
     pub kept: f64,
     /// Bytes copied again / all bytes.
     pub extra: f64,
-    /// Time beyond a memcpy of all bytes that were copied / the time of that.
-    pub beyond: f64,
+    /// Bytes copied, retries included / all bytes.
+    pub copied: f64,
     pub gap_ns: f64,
+    /// The time to populate a reserve.
+    pub populate_ns: f64,
 }
 
 impl Numbers {
@@ -73,8 +75,9 @@ impl Numbers {
         moved: f64::NAN,
         kept: f64::NAN,
         extra: f64::NAN,
-        beyond: f64::NAN,
+        copied: f64::NAN,
         gap_ns: f64::NAN,
+        populate_ns: f64::NAN,
     };
 }
 
@@ -91,8 +94,6 @@ pub struct Loaded {
     left_out: Vec<String>,
     pub(super) turns: Vec<Turn>,
     cases: Vec<Case>,
-    /// The fastest copy at rest, in a trial before the first round.
-    fastest: CopyMethod,
 }
 
 /// What a load did beside something.
@@ -109,7 +110,14 @@ impl Loaded {
     pub fn needs(bytes: u64, ways: &[Way], is_balanced: bool) -> [u64; 2] {
         let [from, to] = Ways::needs(bytes, ways);
         let balanced = if is_balanced { bytes } else { 0 };
-        [2 * (from + balanced), to + balanced]
+        // The writer's node is the destination.
+        [from + balanced, to + balanced + Loaded::shadows(bytes, ways, is_balanced)]
+    }
+
+    /// Bytes of the shadow copies.
+    pub fn shadows(bytes: u64, ways: &[Way], is_balanced: bool) -> u64 {
+        let [from, _] = Ways::needs(bytes, ways);
+        from + if is_balanced { bytes } else { 0 }
     }
 
     /// Takes and fills the memory, and leaves out ways that this machine cannot take.
@@ -127,8 +135,9 @@ impl Loaded {
         on_cpu(writer_cpu, || ())?;
         let (bytes, page, nodes) = (ways.bytes as usize, ways.page, [ways.from, ways.to]);
         let (cpu, seed) = (ways.cpu, ways.seed);
-        let ways = Ways::new(ways, all, go_on)?;
+        let ways = Ways::new(ways, all, &go_on)?;
         let mut left_out = ways.left_out().to_vec();
+        go_on()?;
         let balancing = switch.and_then(|switch| {
             let balancing = Balancing::new(bytes, page, nodes, switch);
             let why = |why| format!("{page}, {}: {why}", balancing::NAME);
@@ -153,12 +162,6 @@ impl Loaded {
             at_rest: Vec::clone(&at_rest),
         };
         let cases = turns.iter().map(case).collect();
-        let mut tried = Vec::new();
-        for method in METHODS {
-            tried.push((ways.copy(method)?.numbers[0], method));
-        }
-        let fastest = tried.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other));
-        let (_, fastest) = fastest.expect("there are methods");
         Ok(Loaded {
             ways,
             writes,
@@ -170,7 +173,6 @@ impl Loaded {
             left_out,
             turns,
             cases,
-            fastest,
         })
     }
 
@@ -210,7 +212,7 @@ impl Loaded {
 
     /// The load alone.
     fn stay(&mut self, window: Duration, stopped: &dyn Fn() -> bool) -> Result<Outcome, Error> {
-        let words = self.ways.words(Way::Copy(self.fastest))?;
+        let words = self.ways.words(Way::Copy(METHODS[0]))?;
         let shadow = &mut self.shadows[0];
         let (done, lost) = run(&self.load, words, shadow, Phase::During, |_, start| {
             rest(start, window, stopped);
@@ -259,16 +261,16 @@ impl Loaded {
         drop(trip);
         let ns = done.of.ns as f64;
         let moved = done.of.on_target as f64 / done.of.pages as f64;
-        // The kernel does not tell how often it copied a page.
-        let (extra, beyond) = (f64::NAN, self.beyond(ns, 1.0)?);
         let (kept, gap_ns) = (self.kept(&done), longest(&done.log, Phase::During));
-        Ok(self.outcome(&Numbers { ns, moved, kept, extra, beyond, gap_ns }, lost))
+        // The kernel does not tell how often it copied a page: at least once, if it moved.
+        let copied = moved;
+        Ok(self.outcome(&Numbers { ns, moved, kept, copied, gap_ns, ..Numbers::NONE }, lost))
     }
 
     fn migration(&mut self, way: Way, stopped: &dyn Fn() -> bool) -> Result<Outcome, Error> {
         let window = self.purpose.window();
         let words = self.ways.words(way)?;
-        let Prepared { start: begin, pages, .. } = self.ways.prepare(way, Some(LIMIT))?;
+        let Prepared { start: begin, pages, populate_ns } = self.ways.prepare(way, Some(LIMIT))?;
         let shadow = &mut self.shadows[usize::from(way.is_private())];
         let (mut done, lost) = run(&self.load, words, shadow, Phase::Before, |beside, start| {
             let look = |_: &_| if stopped() { Wish::Cancel } else { Wish::GoOn };
@@ -290,24 +292,11 @@ impl Loaded {
             moved: report.pages.migrated as f64 / pages as f64,
             kept: self.kept(&done),
             extra: report.bytes_recopied as f64 / bytes,
-            beyond: self.beyond(ns, report.bytes_copied as f64 / bytes)?,
+            copied: report.bytes_copied as f64 / bytes,
             gap_ns: longest(&done.log, Phase::During),
+            populate_ns: if populate_ns > 0.0 { populate_ns } else { f64::NAN },
         };
         Ok(self.outcome(&numbers, lost))
-    }
-
-    /// The time beyond a memcpy at rest that copies the memory as often as `passes` says, as a share
-    /// of the time of that; unknown where nobody asks for it.
-    fn beyond(&self, ns: f64, passes: f64) -> Result<f64, Error> {
-        if self.purpose.window().is_some() {
-            return Ok(f64::NAN);
-        }
-        let whole = passes.ceil().max(1.0);
-        let mut copied_ns = 0.0;
-        for _ in 0..whole as usize {
-            copied_ns += self.ways.copy(self.fastest)?.numbers[0];
-        }
-        Ok(ns / (copied_ns * passes / whole) - 1.0)
     }
 }
 
@@ -321,7 +310,11 @@ fn run<T>(
     phase: Phase,
     body: impl FnOnce(&Beside, Instant) -> Result<T, Error>,
 ) -> Result<(Done<T>, u64), Error> {
-    let shadow = shadow.get_or_insert_with(|| Shadow::of(words));
+    let shadow = match shadow {
+        Some(shadow) => shadow,
+        // On the node of the writer, for all ways alike.
+        None => shadow.insert(shadow_for(load, words)?),
+    };
     let ((of, took, written), log) = run_beside(load, words, shadow, |beside| {
         beside.stage.enter(phase);
         let (start, before) = (Instant::now(), beside.completed());
@@ -335,6 +328,14 @@ fn run<T>(
         shadow.accept(words);
     }
     Ok((Done { of, took, written, log }, lost))
+}
+
+/// A shadow of the words on the node of the writer, or anywhere if it may run on any CPU.
+fn shadow_for(load: &Load, words: &[AtomicU64]) -> Result<Shadow, Error> {
+    match load.work {
+        Work::Write(Writing { writer_cpu: Some(cpu), .. }) => on_cpu(cpu, || Shadow::of(words)),
+        _ => Ok(Shadow::of(words)),
+    }
 }
 
 /// Sleeps until the window that began at `start` is over, or `stopped` is true.

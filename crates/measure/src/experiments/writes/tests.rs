@@ -19,7 +19,8 @@ fn loaded_for(purpose: Purpose, all: &[Way], rate: Rate) -> Loaded {
     let node = topology.nodes().iter().find(|node| node.total_bytes > 0).unwrap().id;
     let cpu = topology.allowed_cpus()[0];
     let (page, bytes) = (PageSize::Base, 4 << 20);
-    let ways = ways::Setting { bytes, page, from: node, to: node, cpu, seed: 5 };
+    let cpus = vec![cpu];
+    let ways = ways::Setting { bytes, page, from: node, to: node, cpu, cpus, seed: 5 };
     let writes = Writes { rate, rows: Rows::Uniform };
     let writer_cpu = *topology.allowed_cpus().last().unwrap();
     let setting = Setting { ways, writes, writer_cpu, purpose };
@@ -35,15 +36,16 @@ fn each_turn_has_its_numbers_and_loses_nothing() {
     for case in 0..scene.cases().len() {
         for _ in 0..2 {
             let Outcome { numbers, lost } = scene.measure(case, &|| false).unwrap().unwrap();
-            let [time, moved, kept, extra, beyond, _] = <[f64; 6]>::try_from(numbers).unwrap();
+            let [time, moved, kept, extra, copied, _, _] = <[f64; 7]>::try_from(numbers).unwrap();
             assert!(time > 0.0);
             assert_eq!(lost, 0, "{:?}", scene.turns[case]);
-            let is_known = [moved, kept, extra, beyond].map(f64::is_finite);
+            let is_known = [moved, kept, extra, copied].map(f64::is_finite);
             match scene.turns[case] {
                 Turn::AtRest(_) => assert_eq!(is_known, [false; 4]),
                 Turn::Beside(_) => assert_eq!(is_known, [false, true, false, false]),
                 Turn::Migration(_) => {
                     assert_eq!((is_known, moved), ([true; 4], 1.0));
+                    assert!(copied >= 1.0 && (copied - extra - 1.0).abs() < 1e-9);
                     migrations += 1;
                 }
                 turn => panic!("{turn:?}"),
