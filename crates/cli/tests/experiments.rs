@@ -180,6 +180,40 @@ fn leaps_scale_over_threads_and_sizes() {
 }
 
 #[test]
+fn writes_of_a_window_are_compared_with_memory_that_stays() {
+    let flags = ["sustained", "--size", "4m", "--page-size", "4k", "--runs", "1", "--warmup", "0"];
+    let object = object(&[&flags[..], &["--rates", "10k,1m", "--window", "100ms"]].concat());
+    let rows = object["rows"].as_array().unwrap();
+    for row in rows {
+        assert!(row["kept_ratio"].as_f64().unwrap() > 0.0, "{row}");
+        let base = row["base_row"].as_u64().map(|base| &rows[base as usize]["way"]);
+        assert_eq!(base.is_none(), row["way"] == "none", "{row}");
+        assert!(base.is_none_or(|base| base == "none"), "{row}");
+    }
+    assert_eq!(rows.iter().filter(|row| row["way"] == "none").count(), 2);
+}
+
+#[test]
+fn queries_run_over_a_table_that_moves() {
+    let flags = ["tpch", "--size", "2m", "--page-size", "4k", "--runs", "1", "--warmup", "0"];
+    let object = object(&flags);
+    let rows = object["rows"].as_array().unwrap();
+    for (query, writes) in [("Q1", "none"), ("Q1", "10m"), ("Q6", "none"), ("Q6", "10m")] {
+        let of = |way: &str| {
+            let is_it = |row: &&Value| {
+                row["query"] == query && row["writes"] == writes && row["way"] == way
+            };
+            rows.iter().find(is_it).unwrap_or_else(|| panic!("{query} {writes} {way}"))
+        };
+        assert_eq!(of("auto")["moved_ratio"], 1.0);
+        assert_eq!(of("auto")["base_row"], of("none")["row"]);
+        assert!(of("none")["first_ns"].as_u64() <= of("none")["fifth_ns"].as_u64());
+    }
+    let notes = object["notes"].to_string();
+    assert!(notes.contains("Q1 none auto: ") && notes.contains("pay"), "{notes}");
+}
+
+#[test]
 fn text_names_the_machine_and_a_part_without_memory() {
     let flags = ["copy", "--smoke", "--size", "4m", "--page-size", "4k,2m"];
     let output = bench(&flags);

@@ -20,6 +20,7 @@
 //! * [`rivals`]: the kernel's own ways to move pages, which a leap is compared with.
 //! * [`probing`]: a probe of latency beside the sweep that it replaces.
 //! * [`tables`]: moves of page tables alone, beside leaps of the data.
+//! * [`tpch`]: a table of TPC-H, and two of its queries.
 //! * [`views`]: views of a region, and mappings of a file, against their number.
 //! * [`workloads`]: threads that update or search a data structure, and miss the TLB.
 //! * [`scenarios`]: those beside threads that use up bandwidth, with page tables placed by a rule.
@@ -57,6 +58,7 @@ pub mod sample;
 pub mod scenarios;
 pub mod statistics;
 pub mod tables;
+pub mod tpch;
 pub mod views;
 pub mod workloads;
 

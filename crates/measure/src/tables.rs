@@ -42,6 +42,7 @@ impl Beside {
                 readers: 0,
                 kernel: false,
                 writer_cpu: None,
+                total: None,
             }),
         }
     }

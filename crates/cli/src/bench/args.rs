@@ -478,6 +478,7 @@ impl EnginesArgs {
                 readers: usize::from(self.readers),
                 kernel: true,
                 writer_cpu: None,
+                total: None,
             });
             NamedLoad { kind, work }
         };
@@ -566,7 +567,14 @@ mod tests {
     }
 
     fn written(kind: LoadKind, pattern: Pattern) -> NamedLoad {
-        let writing = Writing { pattern, writers: 1, readers: 0, kernel: true, writer_cpu: None };
+        let writing = Writing {
+            pattern,
+            writers: 1,
+            readers: 0,
+            kernel: true,
+            writer_cpu: None,
+            total: None,
+        };
         NamedLoad { kind, work: Work::Write(writing) }
     }
 

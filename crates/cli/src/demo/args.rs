@@ -6,11 +6,11 @@ use clap::{Args, ValueEnum};
 use pageleap::PageSize;
 use pageleap_measure::load::{Load, Pattern, Rate, Rows, Work, Writing};
 
-use super::lineitem::MIN_SCALE_FACTOR;
 use crate::bytes;
 use crate::engine::{Asked, names};
 use crate::export::Exports;
 use crate::times::timeout;
+use pageleap_measure::tpch::lineitem::MIN_SCALE_FACTOR;
 
 /// Largest scale factor. Its table has 0.84 EB; above it the figures in messages stop making sense.
 const MAX_SCALE_FACTOR: f64 = 1e9;
@@ -220,6 +220,7 @@ impl DemoArgs {
             readers: 0,
             kernel: false,
             writer_cpu: None,
+            total: None,
         };
         let work = match self.writes_per_s {
             Rate::PerSecond(0) => Work::Rest,

@@ -1,16 +1,15 @@
 //! Builds the memory that leaps, and the table in it.
 
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::thread::available_parallelism;
 
-use pageleap::Plain;
+use pageleap_measure::tpch;
+use pageleap_measure::tpch::lineitem::{self, Generator, Layout};
+use pageleap_measure::tpch::queries::Columns;
 
 use super::args::DemoArgs;
 use super::home::{self, Home, MOST_THREADS};
-use super::lineitem::{self, Array, Generator, Layout};
-use super::queries::Columns;
 use super::setup::Demand;
 use crate::stop::Stop;
 use crate::{interrupt, machine, progress};
@@ -37,53 +36,19 @@ impl Built {
 
     /// The column that the writer changes.
     pub fn order_keys(&self) -> Result<&[AtomicU64], Stop> {
-        let Range { start, end } = self.layout.range(Array::OrderKey);
-        Ok(&self.home.words()?[start / size_of::<u64>()..end / size_of::<u64>()])
+        Ok(tpch::order_keys(self.home.words()?, &self.layout))
     }
 
     /// Every byte after the column that the writer changes.
     pub fn other_columns(&self) -> Result<&[u64], Stop> {
-        let range = self.layout.range(Array::PartKey).start..self.bytes()?;
         // SAFETY: after `build` no thread writes outside L_ORDERKEY.
-        unsafe { self.slice(range) }
+        Ok(unsafe { tpch::other_columns(self.home.words()?, &self.layout) })
     }
 
     /// The columns that the queries read.
     pub fn columns(&self) -> Result<Columns<'_>, Stop> {
-        let range = |array| -> Range<usize> { self.layout.range(array) };
-        // SAFETY: after `build` no thread writes to these columns, and they contain elements of
-        // these types. Their pages move, but leaps promise that readers see the same bytes
-        // throughout.
-        unsafe {
-            Ok(Columns {
-                quantity: self.slice(range(Array::Quantity))?,
-                extended_price: self.slice(range(Array::ExtendedPrice))?,
-                discount: self.slice(range(Array::Discount))?,
-                tax: self.slice(range(Array::Tax))?,
-                return_flag: self.slice(range(Array::ReturnFlag))?,
-                line_status: self.slice(range(Array::LineStatus))?,
-                ship_date: self.slice(range(Array::ShipDate))?,
-            })
-        }
-    }
-
-    /// A part of the memory as elements of a type.
-    ///
-    /// # Safety
-    /// No thread writes to the part while the slice is borrowed.
-    unsafe fn slice<T: Plain>(&self, range: Range<usize>) -> Result<&[T], Stop> {
-        let words = self.home.words()?;
-        assert!(range.start <= range.end && range.end <= size_of_val(words));
-        assert!(
-            [range.start, range.len()].iter().all(|bytes| bytes.is_multiple_of(size_of::<T>()))
-        );
-        // SAFETY: the part lies in the memory, which is initialized and starts at a page, and
-        // elements are aligned to their size. All bit patterns of `T` are valid. The caller keeps
-        // writers away.
-        unsafe {
-            let start = words.as_ptr().cast::<u8>().add(range.start);
-            Ok(std::slice::from_raw_parts(start.cast(), range.len() / size_of::<T>()))
-        }
+        // SAFETY: after `build` no thread writes to these columns.
+        Ok(unsafe { tpch::columns(self.home.words()?, &self.layout) })
     }
 }
 

@@ -14,9 +14,9 @@ use super::Observed;
 use super::args::DemoArgs;
 use super::build::Built;
 use super::home::{Home, Way, Wishes};
-use super::queries::{self, QueryCounts, QueryLog};
 use crate::stop::Stop;
 use crate::{interrupt, progress};
+use pageleap_measure::tpch::queries::{self, QueryCounts, QueryLog};
 
 /// Shortest time that queries and writer run before the leap, and again after the leap.
 const PHASE_TIME: Duration = Duration::from_secs(1);

@@ -5,9 +5,11 @@ use pageleap::{NodeId, PageSize};
 use pageleap_measure::figures::human_bytes;
 
 use super::args::Memory;
-use super::lineitem::{MIN_SCALE_FACTOR, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_bytes};
 use crate::machine::NodeMemory;
 use crate::stop::Refusal;
+use pageleap_measure::tpch::lineitem::{
+    MIN_SCALE_FACTOR, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_bytes,
+};
 
 /// Largest share of the free memory that the demo takes. The rest is for page tables and other
 /// processes.

@@ -16,10 +16,10 @@ use super::args::{DemoArgs, Memory};
 use super::build::Built;
 use super::home::{NodePages, Way};
 use super::measure::{self, Measured};
-use super::queries::{self, Decimal, Series};
 use super::verify::{self, Frames};
 use crate::machine;
 use crate::stop::Stop;
+use pageleap_measure::tpch::queries::{self, Decimal, Series};
 
 /// The result.
 #[derive(Clone, Debug)]

@@ -14,6 +14,7 @@
 //! * [`ways`]: the ways to move memory.
 //! * [`writes`]: the same while a thread writes (Figures 5 and 7, Table 2).
 //! * [`sustained`]: writes for some seconds, beside a migration (Figure 6).
+//! * [`tpch`]: queries over a table that moves meanwhile (Figure 8).
 //! * [`scale`]: the same by several threads, over the size of the memory.
 //! * [`memory`]: the memory that moves, and its contents.
 //! * [`results`]: figures of rows, and the document.
@@ -27,6 +28,7 @@ pub mod quiet;
 pub mod results;
 pub mod scale;
 pub mod sustained;
+pub mod tpch;
 pub mod ways;
 pub mod writes;
 

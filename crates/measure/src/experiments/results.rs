@@ -432,7 +432,7 @@ impl Results {
 }
 
 /// The labels of a case, in short.
-fn name(case: &Case) -> String {
+pub(super) fn name(case: &Case) -> String {
     words(case.labels.iter())
 }
 

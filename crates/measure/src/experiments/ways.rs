@@ -391,6 +391,16 @@ impl Ways {
         }
     }
 
+    /// The words of the region.
+    pub(super) fn region_words(&self) -> Result<&[AtomicU64], Error> {
+        words_of(&self.pools)
+    }
+
+    /// The words of the private memory, if there is any.
+    pub(super) fn private_words(&self) -> Option<&[AtomicU64]> {
+        self.private.as_ref().ok().map(PrivateMemory::words)
+    }
+
     /// A call that moves the private memory, with the memory on the source.
     pub(super) fn trip(&self, call: Call) -> Result<Trip<'_>, Error> {
         Trip::new(call, self.memory(), [self.setting.from, self.setting.to])

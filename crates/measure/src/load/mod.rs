@@ -58,6 +58,8 @@ pub struct Writing {
     pub kernel: bool,
     /// The CPU on which the writers run; `None`: any.
     pub writer_cpu: Option<usize>,
+    /// The most writes of each writer; `None`: as many as it can until the end.
+    pub total: Option<u64>,
 }
 
 /// Work, and the seed of its choices.
@@ -347,6 +349,7 @@ fn parts<'a>(
             seed: seed.wrapping_add(written).wrapping_add(writer as u64),
             // No two writers store the same value.
             written: written | (writer as u64) << WRITER_SHIFT,
+            total: writing.total,
             leaves_each: writing.kernel.then_some(WORDS_PER_PAGE),
         };
         let shadow = std::mem::replace(&mut shadow, rest);
@@ -396,7 +399,7 @@ mod tests {
     const FAST: Pattern = Pattern::Steady { rate: Rate::Max, rows: Rows::Uniform };
 
     fn writing(pattern: Pattern, writers: usize, readers: usize, kernel: bool) -> Load {
-        let writing = Writing { pattern, writers, readers, kernel, writer_cpu: None };
+        let writing = Writing { pattern, writers, readers, kernel, writer_cpu: None, total: None };
         Load { work: Work::Write(writing), seed: 5 }
     }
 

@@ -64,6 +64,8 @@ pub(super) struct Orders {
     pub seed: u64,
     /// The number of writes before this writer, whose values it does not store again.
     pub written: u64,
+    /// The most writes.
+    pub total: Option<u64>,
     /// One row of this many, the last, belongs to another thread. A power of two; `None` if all
     /// rows belong to the writer.
     pub leaves_each: Option<usize>,
@@ -113,13 +115,14 @@ pub(super) fn run(
     beside: &Beside,
 ) -> WriteLog {
     assert_eq!(slots.len(), shadow.len());
-    let Orders { mut spells, seed, written, leaves_each } = orders;
+    let Orders { mut spells, seed, written, total, leaves_each } = orders;
     let mut writer = Writer {
         slots,
         beside,
         random: SplitMix64(seed),
         left: leaves_each.map_or(usize::MAX, |each| each - 1),
         written,
+        total: total.unwrap_or(u64::MAX),
         counts_full_speed: spells.change(),
         gaps: Gaps::begin(beside),
         log: WriteLog { shadow, writes: 0, gaps: Times::new(), full_speed: Default::default() },
@@ -152,6 +155,7 @@ struct Writer<'a> {
     /// Rows whose lowest bits are these belong to another thread.
     left: usize,
     written: u64,
+    total: u64,
     counts_full_speed: bool,
     gaps: Gaps,
     log: WriteLog,
@@ -168,10 +172,16 @@ impl Writer<'_> {
         let mut now = Instant::now();
         while now.saturating_duration_since(start) < length && !self.beside.stage.stopped() {
             let passed = now.saturating_duration_since(start);
-            let batch = rate.due(passed).saturating_sub(writes).min(largest_batch);
+            let left = self.total.saturating_sub(self.log.writes);
+            if left == 0 {
+                sleep(LONGEST_SLEEP);
+                now = Instant::now();
+                continue;
+            }
+            let batch = rate.due(passed).saturating_sub(writes).min(largest_batch).min(left);
             // A spinning writer waits until a full batch is due, so that its clock readings stay
             // cheap.
-            if batch == 0 || (!sleeps && batch < SMALL_BATCH) {
+            if batch == 0 || (!sleeps && batch < SMALL_BATCH.min(left)) {
                 if sleeps {
                     sleep(rate.time_of(writes + 1).min(length).saturating_sub(passed));
                 } else {
@@ -241,7 +251,13 @@ mod tests {
     use crate::phase::Phase;
 
     fn orders(pattern: Pattern, seed: u64) -> Orders {
-        Orders { spells: Spells::new(pattern, seed, 0, 1), seed, written: 0, leaves_each: None }
+        Orders {
+            spells: Spells::new(pattern, seed, 0, 1),
+            seed,
+            written: 0,
+            total: None,
+            leaves_each: None,
+        }
     }
 
     fn steady(rate: Rate, rows: Rows, seed: u64) -> Orders {
@@ -266,6 +282,25 @@ mod tests {
             writer.join().unwrap()
         });
         (slots, log)
+    }
+
+    #[test]
+    fn a_writer_with_a_total_writes_no_more() {
+        let slots: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
+        for (rate, total) in [(Rate::Max, 1003), (Rate::PerSecond(900_000), 77)] {
+            let beside = Beside::new();
+            let orders = Orders { total: Some(total), ..steady(rate, Rows::Uniform, 1) };
+            let log = std::thread::scope(|scope| {
+                let writer = scope.spawn(|| run(&slots, vec![0; slots.len()], orders, &beside));
+                while beside.completed() < total {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_millis(20));
+                beside.stage.stop();
+                writer.join().unwrap()
+            });
+            assert_eq!((log.writes, beside.completed()), (total, total));
+        }
     }
 
     #[test]
@@ -374,6 +409,7 @@ mod tests {
             beside: &beside,
             random: SplitMix64(1),
             left: usize::MAX,
+            total: u64::MAX,
             written: 0,
             counts_full_speed: true,
             gaps: Gaps::begin(&beside),

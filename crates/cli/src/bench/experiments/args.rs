@@ -256,6 +256,25 @@ impl SustainedArgs {
     }
 }
 
+/// Run TPC-H queries over a table that moves meanwhile (Figure 8).
+///
+/// A thread on a CPU of the node --to starts a migration of `lineitem`, and then runs Q1 or Q6 five
+/// times: with and without a thread that makes ten million writes in all, without delay, into
+/// L_ORDERKEY. Ratios are to the table that stays on its node. Notes say from which query on a
+/// migration pays; on a machine with one node it cannot. Every answer, and the whole table, are
+/// compared afterwards.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  pageleap bench tpch --page-size 4k
+      a table of about 1 GB
+  pageleap bench tpch --quick --page-size thp
+      a table of about 256 MB")]
+pub struct TpchArgs {
+    #[command(flatten)]
+    pub common: ExperimentArgs,
+}
+
 /// The experiments, as subcommands of `pageleap bench`.
 #[derive(Subcommand, Clone, Debug)]
 pub enum ExperimentCommand {
@@ -265,6 +284,7 @@ pub enum ExperimentCommand {
     Quiet(QuietArgs),
     Scale(ScaleArgs),
     Sustained(SustainedArgs),
+    Tpch(TpchArgs),
     Writes(WritesArgs),
 }
 

@@ -13,9 +13,12 @@ use pageleap::topology::{SysFiles, Topology};
 use pageleap::{Engine, EngineChoice, NodeId, PageSize};
 use pageleap_measure::document::{Value, fact};
 use pageleap_measure::experiments::access::{self, Access};
+use pageleap_measure::experiments::tpch::Tables;
 use pageleap_measure::experiments::ways::{self, Way, Ways};
 use pageleap_measure::experiments::writes::{self, Loaded, Purpose, Switch, Writes};
-use pageleap_measure::experiments::{About, Part, Results, Scene, copy, quiet, scale, sustained};
+use pageleap_measure::experiments::{
+    About, Part, Results, Scene, copy, quiet, scale, sustained, tpch,
+};
 use pageleap_measure::figures::human_bytes;
 use pageleap_measure::host::memory_limit;
 use pageleap_measure::load::{Rate, Rows};
@@ -30,7 +33,7 @@ use args::{
 use super::memory::{USABLE_SHARE, missing_huge_pages, once_each, stop_between_leaps};
 use crate::environment::Environment;
 use crate::machine::{self, NodeMemory, choose_nodes};
-use crate::progress::{Steps, clock};
+use crate::progress::{self, Steps, clock};
 use crate::stop::{Refusal, Stop};
 use crate::{export, interrupt, settings};
 
@@ -70,6 +73,7 @@ pub fn run(command: &ExperimentCommand) -> Result<(), Stop> {
         ExperimentCommand::Quiet(args) => run_quiet(args),
         ExperimentCommand::Scale(args) => run_scale(args),
         ExperimentCommand::Sustained(args) => run_sustained(args),
+        ExperimentCommand::Tpch(args) => run_tpch(&args.common),
         ExperimentCommand::Writes(args) => run_writes(args),
     }
 }
@@ -114,6 +118,11 @@ impl Nodes {
     /// The CPU of a thread that copies or calls the kernel.
     fn cpu(&self) -> usize {
         self.cpus[0]
+    }
+
+    /// Whether automatic balancing is measured. It waits for the time-out of 10 s in most rounds.
+    fn is_balanced(&self, args: &ExperimentArgs) -> bool {
+        self.from != self.to && self.writer_is_there && !args.quick
     }
 
     fn setting(&self, args: &ExperimentArgs, page: PageSize) -> ways::Setting {
@@ -303,6 +312,26 @@ fn run_sustained(args: &SustainedArgs) -> Result<(), Stop> {
     })
 }
 
+fn run_tpch(args: &ExperimentArgs) -> Result<(), Stop> {
+    run_pages(&tpch::ABOUT, args, &|page, nodes| {
+        let is_balanced = nodes.is_balanced(args);
+        let setting = nodes.setting(args, page);
+        let writer_cpu = nodes.writer_cpu;
+        // The copies to compare with.
+        let shadows = args.bytes() + args.bytes() / 4;
+        let needs = ordinary(page, Tables::needs(args.bytes(), is_balanced), shadows);
+        let build = move || {
+            let spinner = progress::moving_spinner("making lineitem");
+            let switch = is_balanced.then(|| Box::new(balancing_on) as Switch);
+            let scene = Tables::new(setting, writer_cpu, switch, stop_between_leaps);
+            spinner.finish_and_clear();
+            Ok(Box::new(scene?) as Box<dyn Scene>)
+        };
+        let heading = format!("pages of {page}");
+        vec![Planned { heading, needs, may_lack: false, build: Box::new(build) }]
+    })
+}
+
 fn run_overhead(args: &OverheadArgs) -> Result<(), Stop> {
     args.leaps.check(&args.common)?;
     let common = &args.common;
@@ -354,8 +383,7 @@ fn run_loaded(
     run_pages(about, args, &|page, nodes| {
         let (loads, ways) = all(page);
         let scene = |writes: Writes| {
-            // It waits for the time-out of 10 s in most rounds.
-            let is_balanced = nodes.from != nodes.to && nodes.writer_is_there && !args.quick;
+            let is_balanced = nodes.is_balanced(args);
             let shadows = Loaded::shadows(args.bytes(), &ways, is_balanced);
             let needs = Loaded::needs(args.bytes(), &ways, is_balanced);
             let (ways, needs) = (ways.clone(), ordinary(page, needs, shadows));
@@ -403,7 +431,8 @@ fn run_pages<'a>(
     interrupt::install();
     let nodes = Nodes::choose(args)?;
     let mut notes = Vec::new();
-    let has_load = [writes::ABOUT.name, writes::OVERHEAD.name, sustained::ABOUT.name];
+    let has_load =
+        [writes::ABOUT.name, writes::OVERHEAD.name, sustained::ABOUT.name, tpch::ABOUT.name];
     let note = match (nodes.from == nodes.to, has_load.contains(&about.name)) {
         (true, _) => Some(ONE_NODE),
         (false, false) => Some(NO_ACCESS),
@@ -484,6 +513,9 @@ fn measure(results: &mut Results, scene: Planned) -> Result<(), Stop> {
     results.parts.push(Part::new(heading, scene.cases().to_vec(), results.method));
     let part = results.parts.last_mut().expect("it was added just now");
     let ended = measure_part(part, scene.as_mut(), name);
+    if name == tpch::ABOUT.name && part.rounds.count() > 0 {
+        results.notes.extend(tpch::pays(part));
+    }
     note_left_out(results, scene.as_ref());
     interrupt::stop_if_received(|| format!("{} rounds were measured", results.rounds()))?;
     ended

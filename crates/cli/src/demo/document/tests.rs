@@ -7,10 +7,10 @@ use pageleap_measure::statistics;
 use serde_json::Value as Json;
 
 use super::super::args::Memory;
-use super::super::queries::Decimal;
 use super::super::summary;
 use super::super::summary::{Leap, Machine, Memcpy, Pages, Query, Quiet, Writes};
 use super::*;
+use pageleap_measure::tpch::queries::Decimal;
 
 fn gaps(max_ns: u64) -> Spread {
     let p999_ns = max_ns - 10_000;

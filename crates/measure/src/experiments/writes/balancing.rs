@@ -12,14 +12,11 @@ use crate::load::Shadow;
 use crate::rivals::balancing::{Balanced, Unbound, await_balanced, poll};
 use crate::rivals::can_move;
 
-/// Its name in tables.
-pub(super) const NAME: &str = "automatic balancing";
-
 /// Turns automatic NUMA balancing on until its result is dropped, or tells why it cannot.
 pub type Switch = Box<dyn Fn() -> Result<Box<dyn Any>, String>>;
 
 /// Memory that the kernel moves towards the threads that access it.
-pub(super) struct Balancing {
+pub(in crate::experiments) struct Balancing {
     memory: Unbound,
     /// The expected words.
     pub shadow: Option<Shadow>,
@@ -28,6 +25,9 @@ pub(super) struct Balancing {
 }
 
 impl Balancing {
+    /// Its name in tables.
+    pub const NAME: &str = "automatic balancing";
+
     /// Memory on the first node. The switch is tried once.
     pub fn new(
         bytes: usize,
@@ -46,7 +46,7 @@ impl Balancing {
 
     /// Turns balancing on until the result is dropped.
     pub fn on(&self) -> Result<Box<dyn Any>, Error> {
-        (self.switch)().map_err(|reason| Error::Rival { rival: NAME, reason })
+        (self.switch)().map_err(|reason| Error::Rival { rival: Balancing::NAME, reason })
     }
 
     /// The memory as words.

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use pageleap::{Engine, EngineChoice, MemoryEngine, PageSize};
 
+pub(super) use self::balancing::Balancing;
 pub use self::balancing::Switch;
 pub use self::scene::Loaded;
 use self::scene::Numbers;
@@ -102,8 +103,14 @@ impl Writes {
     fn load(self, cpu: usize, seed: u64) -> Load {
         let Writes { rate, rows } = self;
         let pattern = Pattern::Steady { rate, rows };
-        let writing =
-            Writing { pattern, writers: 1, readers: 0, kernel: false, writer_cpu: Some(cpu) };
+        let writing = Writing {
+            pattern,
+            writers: 1,
+            readers: 0,
+            kernel: false,
+            writer_cpu: Some(cpu),
+            total: None,
+        };
         Load { work: Work::Write(writing), seed }
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pageleap::CopyMethod;
 
-use super::balancing::{self, Balancing, Switch};
+use super::balancing::{Balancing, Switch};
 use super::{BESIDE_TIME, LIMIT, Purpose, Setting, Writes};
 use crate::Error;
 use crate::document::Value;
@@ -44,7 +44,7 @@ impl Turn {
             Turn::Migration(way) => (way, ""),
             Turn::Stay => return vec!["none".into(), Value::Unknown, Value::Unknown],
             Turn::Balancing => {
-                return vec![balancing::NAME.into(), Value::Unknown, Value::Unknown];
+                return vec![Balancing::NAME.into(), Value::Unknown, Value::Unknown];
             }
         };
         let mut labels = way.labels();
@@ -140,7 +140,7 @@ impl Loaded {
         go_on()?;
         let balancing = switch.and_then(|switch| {
             let balancing = Balancing::new(bytes, page, nodes, switch);
-            let why = |why| format!("{page}, {}: {why}", balancing::NAME);
+            let why = |why| format!("{page}, {}: {why}", Balancing::NAME);
             balancing.map_err(|error| left_out.push(why(error))).ok()
         });
         let mut turns: Vec<Turn> = match purpose {

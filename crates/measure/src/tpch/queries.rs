@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pageleap_measure::phase::{PHASES, Phase, Stage, Times};
+use crate::phase::{PHASES, Phase, Stage, Times};
 
 /// Rows that one `i64` sums. A charge is below 2^37 millionths; 2^16 rows of them stay far below
 /// 2^63.
