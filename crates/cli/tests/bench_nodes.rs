@@ -115,7 +115,8 @@ fn smoke(experiment: &str, nodes: [u32; 2], flags: &[&str]) -> Value {
 fn of_way<'a>(object: &'a Value, way: &str) -> Vec<&'a Value> {
     let rows = object["rows"].as_array().unwrap().iter();
     let rows: Vec<&Value> = rows.filter(|row| row["way"] == way).collect();
-    assert!(rows.iter().all(|row| row["time_ns"].as_u64().unwrap() > 0), "{rows:?}");
+    let time = |row: &Value| row["time_ns"].as_u64().or(row["migrate_ns"].as_u64());
+    assert!(rows.iter().all(|row| time(row).unwrap() > 0), "{rows:?}");
     rows
 }
 
@@ -139,6 +140,7 @@ fn experiments_have_the_rivals_that_need_two_nodes() {
         ("copy", &[][..]),
         ("quiet", &["--engine", "auto", "--area", "1m"]),
         ("writes", &["--engine", "auto", "--rates", "100k", "--skewed", "none"]),
+        ("sustained", &["--engine", "auto", "--rates", "100k"]),
     ] {
         let flags = [&["--size", "4m", "--page-size", "4k,thp"][..], flags].concat();
         let object = smoke(experiment, nodes, &flags);
@@ -147,11 +149,19 @@ fn experiments_have_the_rivals_that_need_two_nodes() {
             assert_eq!(rows.len(), 2, "{experiment}, {way}: {}", object["notes"]);
             assert!(rows.iter().all(|row| row["moved_ratio"] == 1.0), "{rows:?}");
         }
-        if experiment == "writes" && before.is_some() {
+        let has_load = ["writes", "sustained"].contains(&experiment);
+        if has_load && before.is_some() {
             let rows = of_way(&object, "automatic balancing");
             assert_eq!(rows.len(), 2, "{}", object["notes"]);
             assert!(rows.iter().all(|row| row["moved_ratio"].is_number()), "{rows:?}");
         }
+    }
+    assert_eq!(balancing(), before);
+    let tpch = smoke("tpch", nodes, &["--size", "2m", "--page-size", "4k"]);
+    let rows = tpch["rows"].as_array().unwrap();
+    for way in ["none", "auto", "kernel, private", "one move_pages, private"] {
+        // Q1 and Q6, with and without writes.
+        assert_eq!(rows.iter().filter(|row| row["way"] == way).count(), 4, "{}", tpch["notes"]);
     }
     assert_eq!(balancing(), before);
 }

@@ -26,6 +26,19 @@ fn object(flags: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
+/// The number of a row or sample that counts.
+fn number(of: &Value) -> f64 {
+    let counting = ["time_ns", "kept_ratio", "fifth_ns"];
+    counting.iter().find_map(|key| of[key].as_f64()).unwrap()
+}
+
+/// The least or the most of that number.
+fn extreme(row: &Value, which: &str) -> f64 {
+    let keys = [("time", "ns"), ("kept", "ratio"), ("fifth", "ns")];
+    let all = keys.map(|(key, unit)| row[format!("{key}_{which}_{unit}")].as_f64());
+    all.into_iter().find_map(|number| number).unwrap()
+}
+
 /// Checks that rows follow from the samples, and that each round has each row once.
 fn check(object: &Value, rounds: u64) {
     let (rows, samples) =
@@ -36,15 +49,15 @@ fn check(object: &Value, rounds: u64) {
         let is_it = |of: &&Value| of["row"] == row && of["round"] == round;
         let found: Vec<&Value> = samples.iter().filter(is_it).collect();
         assert_eq!(found.len(), 1, "row {row}, round {round}");
-        found[0]["time_ns"].as_f64().unwrap()
+        number(found[0])
     };
-    for (number, row) in rows.iter().enumerate() {
-        assert_eq!((&row["row"], &row["rounds"]), (&number.into(), &rounds.into()));
-        let times: Vec<f64> = (0..rounds).map(|round| time(number as u64, round)).collect();
+    for (nth, row) in rows.iter().enumerate() {
+        assert_eq!((&row["row"], &row["rounds"]), (&nth.into(), &rounds.into()));
+        let times: Vec<f64> = (0..rounds).map(|round| time(nth as u64, round)).collect();
         assert!(times.iter().all(|ns| *ns > 0.0), "{row}");
-        let [least, most] = ["time_min_ns", "time_max_ns"].map(|key| row[key].as_f64().unwrap());
+        let [least, most] = ["min", "max"].map(|which| extreme(row, which));
         assert!(times.iter().all(|ns| (least..=most).contains(ns)), "{row} {times:?}");
-        let median = row["time_ns"].as_f64().unwrap();
+        let median = number(row);
         assert!((least..=most).contains(&median), "{row}");
         let Some(base) = row["base_row"].as_u64() else {
             assert_eq!(row["ratio"], Value::Null);
@@ -209,8 +222,31 @@ fn queries_run_over_a_table_that_moves() {
         assert_eq!(of("auto")["base_row"], of("none")["row"]);
         assert!(of("none")["first_ns"].as_u64() <= of("none")["fifth_ns"].as_u64());
     }
-    let notes = object["notes"].to_string();
-    assert!(notes.contains("Q1 none auto: ") && notes.contains("pay"), "{notes}");
+}
+
+#[test]
+fn all_experiments_are_in_one_result_and_in_the_list() {
+    let output = bench(&["--list", "--json"]);
+    let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let names = |of: &Value| -> Vec<String> {
+        let all = of["experiments"].as_array().unwrap().iter();
+        all.map(|one| one["experiment"].as_str().unwrap().to_owned()).collect()
+    };
+    let listed = names(&list);
+    assert_eq!(listed.len(), 8);
+    for name in &listed {
+        let help = bench(&[name, "--help"]);
+        assert_eq!(help.status.code(), Some(0), "{name}");
+    }
+    let flags = ["all", "--smoke", "--size", "2m", "--page-size", "4k"];
+    let object = object(&flags);
+    assert_eq!(names(&object), listed, "{}", object["left_out"]);
+    check_environment(&object);
+    for one in object["experiments"].as_array().unwrap() {
+        check(one, 1);
+    }
+    let text = bench(&["--list"]);
+    assert!(String::from_utf8_lossy(&text.stdout).contains("Table 2"));
 }
 
 #[test]

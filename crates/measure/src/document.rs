@@ -191,6 +191,8 @@ pub enum Body {
     Table(Table),
     /// Sentences.
     Notes(Vec<String>),
+    /// Whole results, one after the other.
+    Documents(Vec<Document>),
 }
 
 /// A part of a result.

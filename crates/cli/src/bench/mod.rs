@@ -42,7 +42,9 @@ use crate::{export, interrupt};
 
 /// Runs the measurement that the arguments name.
 pub fn run(args: &BenchArgs) -> Result<(), Stop> {
-    match &args.command {
+    let Some(command) = &args.command else { return experiments::list(args.json) };
+    match command {
+        BenchCommand::All(args) => experiments::run_all(args),
         BenchCommand::Allocators(args) => allocators::run(args),
         BenchCommand::Engines(args) => engines(args),
         BenchCommand::Experiment(command) => experiments::run(command),

@@ -22,6 +22,8 @@ pub const ABOUT: About = About {
     name: "access",
     title: "Access to local and remote memory by one thread",
     figure: "Taking the Leap, Figure 1",
+    needs: "1 GB of each page size on each node; a second node for remote memory",
+    takes: "5 min",
     labels: &[label("pattern", "pattern", "each word in order, or words at random"), PAGE, PLACE],
     metrics: &[time("time", "time", "")],
 };

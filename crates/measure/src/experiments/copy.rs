@@ -15,6 +15,8 @@ pub const ABOUT: About = About {
     name: "copy",
     title: "A copy into fresh and into pooled memory, and migrations of the same bytes",
     figure: "Taking the Leap, Figure 2",
+    needs: "4 GB; 8 GB more for the kernel's own migration on one node; a second node for its calls",
+    takes: "5 min for each page size",
     labels: &LABELS,
     metrics: &METRICS,
 };

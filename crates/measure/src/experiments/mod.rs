@@ -137,6 +137,10 @@ pub struct About {
     pub title: &'static str,
     /// Figure or table of the paper.
     pub figure: &'static str,
+    /// The memory and the nodes that it needs with its default size.
+    pub needs: &'static str,
+    /// How long it takes at most, with the default bound of time.
+    pub takes: &'static str,
     /// The properties that tell cases apart, in the order of columns.
     pub labels: &'static [Label],
     /// The numbers of each case. The first one counts: ratios are between such numbers.

@@ -11,6 +11,8 @@ pub const ABOUT: About = About {
     name: "quiet",
     title: "Migrations while nothing else runs",
     figure: "Taking the Leap, Figure 4",
+    needs: "4 GB; a second node for the kernel's calls",
+    takes: "5 min for each page size",
     labels: &LABELS,
     metrics: &METRICS,
 };

@@ -279,6 +279,12 @@ impl Results {
         let mut sections = vec![Section::new("", self.about.title, Body::Facts(setting))];
         let table = self.table(&rows);
         let mut shown = table.clone();
+        // A column in which nothing is known is none for people.
+        for (at, head) in shown.heads.iter_mut().enumerate() {
+            if table.rows.iter().all(|row| row[at] == Value::Unknown) {
+                head.head = "";
+            }
+        }
         let mut is_shown = rows.iter().map(|row| row.is_shown());
         shown.rows.retain(|_| is_shown.next() == Some(true));
         let mut is_shown = rows.iter().map(|row| row.is_shown());
@@ -298,14 +304,8 @@ impl Results {
 
     fn table(&self, rows: &[Row<'_>]) -> Table {
         let mut heads = vec![data("row")];
-        for (at, label) in self.about.labels.iter().enumerate() {
-            let mut cases = self.parts.iter().flat_map(|part| &part.cases);
-            // A property that no case has is no column for people.
-            match cases.any(|case| case.labels[at] != Value::Unknown) {
-                true => heads.push(shown(label.key, label.head, label.meaning)),
-                false => heads.push(data(label.key)),
-            }
-        }
+        let labels = self.about.labels.iter();
+        heads.extend(labels.map(|label| shown(label.key, label.head, label.meaning)));
         for (at, metric) in self.about.metrics.iter().enumerate() {
             let key = |of: &str| format!("{}{of}{}", metric.key, metric.unit.suffix());
             heads.push(shown(key(""), metric.head, metric.meaning));
@@ -500,6 +500,8 @@ mod tests {
         name: "made-up",
         title: "A made-up experiment",
         figure: "none",
+        needs: "nothing",
+        takes: "no time",
         labels: &[label("way", "way", ""), label("area_bytes", "area", "")],
         metrics: &[time("time", "time", ""), time("cpu", "CPU", "")],
     };

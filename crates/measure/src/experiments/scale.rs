@@ -11,6 +11,8 @@ pub const ABOUT: About = About {
     name: "scale",
     title: "Leaps by one to all threads, over the size of the memory",
     figure: "none; the paper copies by one thread",
+    needs: "three quarters of the free memory; a second node for move_pages",
+    takes: "5 min for each page size and size",
     labels: &LABELS,
     metrics: &METRICS,
 };

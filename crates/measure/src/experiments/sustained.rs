@@ -16,6 +16,8 @@ pub const ABOUT: About = About {
     name: "sustained",
     title: "Writes for some seconds, beside a migration",
     figure: "Taking the Leap, Figure 6",
+    needs: "6 GB; 9 GB on two nodes, which the kernel's calls and balancing need",
+    takes: "5 min for each page size and rate",
     labels: &LABELS,
     metrics: &METRICS,
 };

@@ -32,6 +32,10 @@ impl Serialize for Object<'_> {
                     map.serialize_entry(key, &Rows(table))?;
                 }
                 (Section { key, .. }, Body::Notes(notes)) => map.serialize_entry(key, notes)?,
+                (Section { key, .. }, Body::Documents(documents)) => {
+                    let documents: Vec<Object> = documents.iter().map(Object).collect();
+                    map.serialize_entry(key, &documents)?;
+                }
             }
         }
         map.end()

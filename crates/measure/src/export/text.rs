@@ -33,6 +33,12 @@ pub(super) fn write(document: &Document, width: usize) -> String {
             Body::Notes(notes) => {
                 notes.iter().for_each(|note| wrapped(&mut out, width, "  ", "  ", note));
             }
+            Body::Documents(documents) => {
+                for document in documents {
+                    out.push('\n');
+                    out += &self::write(document, width);
+                }
+            }
         }
     }
     out

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use pageleap::{Engine, EngineChoice, PageSize};
-use pageleap_measure::experiments::writes::Writes;
-use pageleap_measure::experiments::{quiet, sustained};
+use pageleap_measure::experiments::writes::{self, Writes};
+use pageleap_measure::experiments::{About, access, copy, quiet, scale, sustained, tpch};
 use pageleap_measure::load::{Rate, Rows};
 use pageleap_measure::method::{LEAST_VALUES, Method};
 
@@ -286,6 +286,92 @@ pub enum ExperimentCommand {
     Sustained(SustainedArgs),
     Tpch(TpchArgs),
     Writes(WritesArgs),
+}
+
+impl ExperimentCommand {
+    /// All experiments with the same flags, in the order of the paper.
+    pub fn all(common: &ExperimentArgs) -> Vec<ExperimentCommand> {
+        let common = || common.clone();
+        let leaps = || LeapArgs { engine: None, area: None };
+        vec![
+            ExperimentCommand::Access(AccessArgs { common: common() }),
+            ExperimentCommand::Copy(CopyArgs { common: common() }),
+            ExperimentCommand::Quiet(QuietArgs { leaps: leaps(), common: common() }),
+            ExperimentCommand::Writes(WritesArgs {
+                rates: None,
+                skewed: None,
+                leaps: leaps(),
+                common: common(),
+            }),
+            ExperimentCommand::Overhead(OverheadArgs { leaps: leaps(), common: common() }),
+            ExperimentCommand::Sustained(SustainedArgs {
+                rates: None,
+                window: None,
+                leaps: leaps(),
+                common: common(),
+            }),
+            ExperimentCommand::Tpch(TpchArgs { common: common() }),
+            ExperimentCommand::Scale(ScaleArgs { threads: None, common: common() }),
+        ]
+    }
+
+    /// The flags that all experiments have.
+    pub fn common(&self) -> &ExperimentArgs {
+        match self {
+            ExperimentCommand::Access(args) => &args.common,
+            ExperimentCommand::Copy(args) => &args.common,
+            ExperimentCommand::Overhead(args) => &args.common,
+            ExperimentCommand::Quiet(args) => &args.common,
+            ExperimentCommand::Scale(args) => &args.common,
+            ExperimentCommand::Sustained(args) => &args.common,
+            ExperimentCommand::Tpch(args) => &args.common,
+            ExperimentCommand::Writes(args) => &args.common,
+        }
+    }
+
+    /// Its name in commands.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ExperimentCommand::Access(_) => access::ABOUT.name,
+            ExperimentCommand::Copy(_) => copy::ABOUT.name,
+            ExperimentCommand::Overhead(_) => writes::OVERHEAD.name,
+            ExperimentCommand::Quiet(_) => quiet::ABOUT.name,
+            ExperimentCommand::Scale(_) => scale::ABOUT.name,
+            ExperimentCommand::Sustained(_) => sustained::ABOUT.name,
+            ExperimentCommand::Tpch(_) => tpch::ABOUT.name,
+            ExperimentCommand::Writes(_) => writes::ABOUT.name,
+        }
+    }
+}
+
+/// The properties of all experiments, in the order of the paper.
+pub const ABOUTS: [&About; 8] = [
+    &access::ABOUT,
+    &copy::ABOUT,
+    &quiet::ABOUT,
+    &writes::ABOUT,
+    &writes::OVERHEAD,
+    &sustained::ABOUT,
+    &tpch::ABOUT,
+    &scale::ABOUT,
+];
+
+/// Run all experiments, one after the other.
+///
+/// The result has each of them, and the machine once. An experiment that this machine cannot take is
+/// named with the reason. Without --quick this takes hours.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  pageleap bench all --quick
+      all experiments with 256 MB, in less than ten minutes
+  pageleap bench all --smoke --page-size 4k
+      each case once, to see that all of it works
+  pageleap bench all --export-json all.json
+      everything")]
+pub struct AllArgs {
+    #[command(flatten)]
+    pub common: ExperimentArgs,
 }
 
 /// Flags of all experiments.

@@ -34,6 +34,8 @@ pub const ABOUT: About = About {
     name: "writes",
     title: "Migrations while a thread writes to the memory",
     figure: "Taking the Leap, Figures 5 and 7",
+    needs: "6 GB; 9 GB on two nodes, which the kernel's calls and balancing need",
+    takes: "5 min for each page size and load",
     labels: &LABELS,
     metrics: &METRICS,
 };
@@ -43,6 +45,8 @@ pub const OVERHEAD: About = About {
     name: "overhead",
     title: "The overhead of migrations at 100,000 writes per second",
     figure: "Taking the Leap, Table 2",
+    needs: "6 GB; 9 GB on two nodes, which the kernel's calls and balancing need",
+    takes: "5 min for each page size and load",
     labels: &LABELS,
     metrics: &METRICS,
 };

@@ -1,0 +1,317 @@
+//! The scenes of each experiment on this machine.
+
+use std::any::Any;
+
+use pageleap::{Engine, EngineChoice, PageSize};
+use pageleap_measure::experiments::access::{self, Access};
+use pageleap_measure::experiments::tpch::Tables;
+use pageleap_measure::experiments::ways::{self, Way, Ways};
+use pageleap_measure::experiments::writes::{self, Loaded, Purpose, Switch, Writes};
+use pageleap_measure::experiments::{About, Scene, copy, quiet, scale, sustained, tpch};
+use pageleap_measure::figures::human_bytes;
+use pageleap_measure::load::{Rate, Rows};
+use pageleap_settings::{User, Wish};
+
+use super::super::memory::{missing_huge_pages, once_each, stop_between_leaps};
+use super::args::{
+    ExperimentArgs, ExperimentCommand, OverheadArgs, QuietArgs, ScaleArgs, SustainedArgs,
+    WritesArgs,
+};
+use super::nodes::Nodes;
+use crate::stop::{Refusal, Stop};
+use crate::{progress, settings};
+
+/// A note on rivals.
+const ONE_NODE: &str = "move_pages, mbind and automatic balancing need a second node: pages that \
+                        are on the node already stay. On one node, `bench copy` of 1 GB or more \
+                        times the kernel's own migration by compaction.";
+/// Another one.
+const SHORT: &str = "automatic balancing waits for a time-out of 10 s in most rounds, and is left \
+                     out with --quick.";
+
+/// Another one.
+const NO_ACCESS: &str = "automatic balancing moves nothing while nothing accesses the memory.";
+/// Another one.
+const NO_WRITER: &str = "automatic balancing is left out: it moves pages towards the writer, for \
+                         which the destination has no second CPU.";
+
+/// Makes a scene when its turn has come.
+pub type Build = Box<dyn FnOnce() -> Result<Box<dyn Scene>, Stop>>;
+
+/// A scene that is to be measured.
+pub struct Planned {
+    pub heading: String,
+    /// Bytes that it needs on the source and on the destination.
+    pub needs: [u64; 2],
+    /// Whether the experiment goes on without it.
+    pub may_lack: bool,
+    pub build: Build,
+}
+
+/// An experiment on this machine.
+pub struct Plan {
+    pub about: &'static About,
+    /// The arguments, with the size that was chosen.
+    pub args: ExperimentArgs,
+    pub scenes: Vec<Planned>,
+    pub notes: Vec<String>,
+}
+
+/// The plan of a command.
+pub fn plan(command: &ExperimentCommand, nodes: &Nodes) -> Result<Plan, Stop> {
+    match command {
+        ExperimentCommand::Access(args) => access(&args.common, nodes),
+        ExperimentCommand::Copy(args) => copy(&args.common, nodes),
+        ExperimentCommand::Overhead(args) => overhead(args, nodes),
+        ExperimentCommand::Quiet(args) => quiet(args, nodes),
+        ExperimentCommand::Scale(args) => scale(args, nodes),
+        ExperimentCommand::Sustained(args) => sustained(args, nodes),
+        ExperimentCommand::Tpch(args) => tpch(&args.common, nodes),
+        ExperimentCommand::Writes(args) => writes(args, nodes),
+    }
+}
+
+fn access(common: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
+    let remote = (nodes.from != nodes.to).then_some(nodes.from);
+    let mut notes = Vec::new();
+    let pages = once_each(&common.page_size);
+    let ordinary = pages.iter().filter(|page| !page.is_hugetlb()).count();
+    let each = ordinary as u64 * common.bytes();
+    let needs = if remote.is_some() { [each; 2] } else { [each, 0] };
+    nodes.check(common, needs)?;
+    if remote.is_none() {
+        notes.push(
+            "This needs a second node to compare local with remote memory. On one node it compares \
+             page sizes."
+                .to_owned(),
+        );
+    }
+    let setting = access::Setting {
+        bytes: common.bytes(),
+        pages,
+        remote,
+        local: nodes.to,
+        cpu: nodes.cpu(),
+        seed: common.seed,
+    };
+    let build = move || Ok(Box::new(Access::new(setting, stop_between_leaps)?) as Box<dyn Scene>);
+    let heading = "all page sizes".to_owned();
+    let scene = Planned { heading, needs, may_lack: false, build: Box::new(build) };
+    Ok(Plan { about: &access::ABOUT, args: common.clone(), scenes: vec![scene], notes })
+}
+
+fn copy(args: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
+    of_ways(&copy::ABOUT, args, nodes, &|page| {
+        let mut all = vec![(String::new(), copy::ways())];
+        // Compaction takes 8 GB, however small the memory is.
+        let is_large = args.bytes() >= 1 << 30;
+        if page == PageSize::Base && nodes.from == nodes.to && is_large {
+            all.push((", the kernel's own migration".to_owned(), copy::by_compaction()));
+        }
+        all
+    })
+}
+
+fn quiet(args: &QuietArgs, nodes: &Nodes) -> Result<Plan, Stop> {
+    args.leaps.check(&args.common)?;
+    let (engines, areas) = (args.leaps.engines(&args.common), args.leaps.areas(&args.common));
+    let bytes = args.common.bytes();
+    of_ways(&quiet::ABOUT, &args.common, nodes, &|page| {
+        vec![(String::new(), quiet::ways(page, bytes, &engines, areas.as_deref()))]
+    })
+}
+
+fn writes(args: &WritesArgs, nodes: &Nodes) -> Result<Plan, Stop> {
+    args.leaps.check(&args.common)?;
+    let common = &args.common;
+    let (engines, areas) = (args.leaps.engines(common), args.leaps.areas(common));
+    let bytes = common.bytes();
+    of_loads(&writes::ABOUT, common, nodes, Purpose::Migrations, &|page| {
+        (args.loads(page), writes::ways(page, bytes, &engines, areas.as_deref()))
+    })
+}
+
+fn scale(args: &ScaleArgs, nodes: &Nodes) -> Result<Plan, Stop> {
+    let common = &args.common;
+    let threads = args.threads.as_deref().map_or(scale::threads(nodes.cpus.len()), once_each);
+    let ways = scale::ways(&threads);
+    // Without --size, a quarter of the free memory stays free.
+    let fits = nodes.fitting(&|bytes| Ways::needs(bytes, &ways), 0.75);
+    let is_given = common.size.is_some() || common.is_short();
+    let largest = if is_given { common.bytes() } else { fits };
+    let common = ExperimentArgs { size: Some(largest), ..common.clone() };
+    of_pages(&scale::ABOUT, &common, nodes, &|page| {
+        let scene = |bytes: u64| {
+            let bytes = bytes.next_multiple_of(page.bytes() as u64);
+            let setting = ways::Setting { bytes, ..nodes.setting(&common, page) };
+            let (ways, needs) = (ways.clone(), ordinary(page, Ways::needs(bytes, &ways), 0));
+            let heading = format!("pages of {page}, {}", human_bytes(bytes as f64));
+            let build = move || {
+                let scene = Ways::new(setting, &ways, stop_between_leaps)?;
+                Ok(Box::new(scene) as Box<dyn Scene>)
+            };
+            Planned { heading, needs, may_lack: false, build: Box::new(build) }
+        };
+        scale::sizes(largest).into_iter().map(scene).collect()
+    })
+}
+
+fn sustained(args: &SustainedArgs, nodes: &Nodes) -> Result<Plan, Stop> {
+    args.leaps.check(&args.common)?;
+    let common = &args.common;
+    let few = [EngineChoice::Auto, Engine::Mprotect.into()];
+    let engines = args.leaps.engine.as_deref().map_or(few.to_vec(), once_each);
+    let areas = args.leaps.area.as_ref();
+    let areas: Vec<usize> = areas
+        .map_or(quiet::BEST.to_vec(), |areas| areas.iter().map(|area| *area as usize).collect());
+    let uniform = |rate| Writes { rate, rows: Rows::Uniform };
+    let loads: Vec<Writes> = args.rates().into_iter().map(uniform).collect();
+    of_loads(&sustained::ABOUT, common, nodes, Purpose::Window(args.window()), &|page| {
+        (loads.clone(), writes::ways(page, common.bytes(), &engines, Some(&areas)))
+    })
+}
+
+fn tpch(args: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
+    of_pages(&tpch::ABOUT, args, nodes, &|page| {
+        let is_balanced = nodes.is_balanced(args);
+        let setting = nodes.setting(args, page);
+        let writer_cpu = nodes.writer_cpu;
+        // The copies to compare with.
+        let shadows = args.bytes() + args.bytes() / 4;
+        let needs = ordinary(page, Tables::needs(args.bytes(), is_balanced), shadows);
+        let build = move || {
+            let spinner = progress::moving_spinner("making lineitem");
+            let switch = is_balanced.then(|| Box::new(balancing_on) as Switch);
+            let scene = Tables::new(setting, writer_cpu, switch, stop_between_leaps);
+            spinner.finish_and_clear();
+            Ok(Box::new(scene?) as Box<dyn Scene>)
+        };
+        let heading = format!("pages of {page}");
+        vec![Planned { heading, needs, may_lack: false, build: Box::new(build) }]
+    })
+}
+
+fn overhead(args: &OverheadArgs, nodes: &Nodes) -> Result<Plan, Stop> {
+    args.leaps.check(&args.common)?;
+    let common = &args.common;
+    let paper = [EngineChoice::Auto, Engine::Mprotect.into()];
+    let engines = args.leaps.engine.as_deref().map_or(paper.to_vec(), once_each);
+    let areas = args.leaps.areas(common).unwrap_or(writes::TABLE_2.to_vec());
+    let load = Writes { rate: Rate::PerSecond(100_000), rows: Rows::Uniform };
+    of_loads(&writes::OVERHEAD, common, nodes, Purpose::Migrations, &|page| {
+        (vec![load], writes::ways(page, common.bytes(), &engines, Some(&areas)))
+    })
+}
+
+/// Ways with the rest of the heading of their scene.
+type Headed = (String, Vec<Way>);
+
+/// Ways to move memory while nothing else runs. `scenes`: those of a page size.
+fn of_ways(
+    about: &'static About,
+    args: &ExperimentArgs,
+    nodes: &Nodes,
+    scenes: &dyn Fn(PageSize) -> Vec<Headed>,
+) -> Result<Plan, Stop> {
+    of_pages(about, args, nodes, &|page| {
+        let scene = |(heading, ways): Headed| {
+            let setting = nodes.setting(args, page);
+            let needs = ordinary(page, Ways::needs(setting.bytes, &ways), 0);
+            let build = move || {
+                let scene = Ways::new(setting, &ways, stop_between_leaps)?;
+                // Without a compaction, a scene that is for it says nothing new.
+                if ways.contains(&Way::Compaction) && !scene.left_out().is_empty() {
+                    return Err(Refusal::new(scene.left_out().join("; ")).into());
+                }
+                Ok(Box::new(scene) as Box<dyn Scene>)
+            };
+            let may_lack = !heading.is_empty();
+            let heading = format!("pages of {page}{heading}");
+            Planned { heading, needs, may_lack, build: Box::new(build) }
+        };
+        scenes(page).into_iter().map(scene).collect()
+    })
+}
+
+/// Ways to move memory while a thread writes to it, a scene for each load.
+fn of_loads(
+    about: &'static About,
+    args: &ExperimentArgs,
+    nodes: &Nodes,
+    purpose: Purpose,
+    all: &dyn Fn(PageSize) -> (Vec<Writes>, Vec<Way>),
+) -> Result<Plan, Stop> {
+    of_pages(about, args, nodes, &|page| {
+        let (loads, ways) = all(page);
+        let scene = |writes: Writes| {
+            let is_balanced = nodes.is_balanced(args);
+            let shadows = Loaded::shadows(args.bytes(), &ways, is_balanced);
+            let needs = Loaded::needs(args.bytes(), &ways, is_balanced);
+            let (ways, needs) = (ways.clone(), ordinary(page, needs, shadows));
+            let setting = writes::Setting {
+                ways: nodes.setting(args, page),
+                writes,
+                writer_cpu: nodes.writer_cpu,
+                purpose,
+            };
+            let build = move || {
+                let switch = is_balanced.then(|| Box::new(balancing_on) as Switch);
+                let scene = Loaded::new(setting, &ways, switch, stop_between_leaps)?;
+                Ok(Box::new(scene) as Box<dyn Scene>)
+            };
+            let heading = format!("pages of {page}, {}", writes.name());
+            Planned { heading, needs, may_lack: false, build: Box::new(build) }
+        };
+        loads.into_iter().map(scene).collect()
+    })
+}
+
+/// The part of the needs that is not of the hugetlb pool: all of it for other pages, and shadow
+/// copies on the destination otherwise.
+fn ordinary(page: PageSize, needs: [u64; 2], shadows: u64) -> [u64; 2] {
+    if page.is_hugetlb() { [0, shadows] } else { needs }
+}
+
+/// Borrows the setting that turns automatic NUMA balancing on. It is put back when the result is
+/// dropped, and at the latest by its keeper when this process ends.
+fn balancing_on() -> Result<Box<dyn Any>, String> {
+    const WHY: &str = "pageleap bench";
+    let user = User::this_process().map_err(|error| error.to_string())?;
+    let wish = Wish::new("/proc/sys/kernel/numa_balancing", "1", WHY);
+    let borrowed = settings::ledger(None).borrow(&user, &[wish]);
+    Ok(Box::new(borrowed.map_err(|error| error.to_string())?))
+}
+
+/// The scenes of all page sizes.
+fn of_pages(
+    about: &'static About,
+    args: &ExperimentArgs,
+    nodes: &Nodes,
+    of_page: &dyn Fn(PageSize) -> Vec<Planned>,
+) -> Result<Plan, Stop> {
+    let mut notes = Vec::new();
+    let has_load =
+        [writes::ABOUT.name, writes::OVERHEAD.name, sustained::ABOUT.name, tpch::ABOUT.name];
+    let note = match (nodes.from == nodes.to, has_load.contains(&about.name)) {
+        (true, _) => Some(ONE_NODE),
+        (false, false) => Some(NO_ACCESS),
+        (false, true) if args.quick => Some(SHORT),
+        (false, true) if !nodes.writer_is_there => Some(NO_WRITER),
+        (false, true) => None,
+    };
+    notes.extend(note.map(str::to_owned));
+    let mut scenes: Vec<Planned> = Vec::new();
+    for page in once_each(&args.page_size) {
+        let [from, to] = [nodes.from.0, nodes.to.0];
+        if let Some(why) = missing_huge_pages(args.bytes(), page, &nodes.all, from, to) {
+            notes.push(format!("left out: pages of {page}: {why}"));
+            continue;
+        }
+        for scene in of_page(page) {
+            nodes.check(args, scene.needs)?;
+            let may_lack = scene.may_lack || page != PageSize::Base;
+            scenes.push(Planned { may_lack, ..scene });
+        }
+    }
+    Ok(Plan { about, args: args.clone(), scenes, notes })
+}
