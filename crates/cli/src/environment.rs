@@ -1,4 +1,4 @@
-//! The machine of a measurement, and what else happened on it meanwhile, as parts of its result.
+//! The machine of a measurement, and its noise, as parts of a result.
 
 use pageleap::topology::SysFiles;
 use pageleap_measure::document::{Body, Document, Section};

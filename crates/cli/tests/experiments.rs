@@ -121,6 +121,7 @@ fn copies_are_compared_with_a_leap_and_fresh_memory() {
         assert!(ways.contains(&way), "{ways:?}");
     }
     // The base is a copy into mapped memory.
+    assert_eq!(object["method"]["middle"], "median");
     for base in rows.iter().filter_map(|row| row["base_row"].as_u64()) {
         assert!(!ways[base as usize].contains("fresh") && ways[base as usize] != "auto");
     }
@@ -298,6 +299,7 @@ fn requests_that_make_no_sense_are_refused() {
         (&["copy", "--smoke", "--quick"], "cannot be used with"),
         (&["writes", "--skewed", "some"], "expected a number"),
         (&["access", "--page-size", "1g"], "4k, thp and 2m"),
+        (&["access", "--paper", "--quick"], "cannot be used with"),
         (&["quiet", "--size", "4m", "--area", "64k,16m"], "--area 16777216"),
     ] {
         let output = bench(flags);

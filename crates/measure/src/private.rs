@@ -111,8 +111,9 @@ impl PrivateMemory {
     }
 
     /// As [`PrivateMemory::new`], but from the program's allocator (`malloc`), filled with zeros:
-    /// whole pages of a block. `filled` gets the number of bytes that are filled so far. The memory policy and the advice
-    /// on huge pages stay with the addresses, even after the block has been freed.
+    /// whole pages of a block. `filled` gets the number of bytes that are filled so far. The memory
+    /// policy and the advice on huge pages stay with the addresses, even after the block has been
+    /// freed.
     ///
     /// # Errors
     /// If the allocator, a limit of the process, or the machine leaves less.

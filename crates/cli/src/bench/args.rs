@@ -4,51 +4,16 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 use pageleap::{BASE_PAGE, EngineChoice, MemoryEngine, PageSize};
 use pageleap_measure::jobs::{SCATTERED, SMALL, Shape};
 use pageleap_measure::load::{Pattern, Rate, Rows, Work, Writing};
 
-use super::allocators::AllocatorsArgs;
-use super::experiments::{AllArgs, ExperimentCommand};
 use super::memory::once_each;
-use super::page_tables::PageTablesArgs;
-use super::prober::ProberArgs;
 use crate::bytes;
 use crate::engine::Asked;
 use crate::export::Exports;
 use crate::times::wait_budget;
-
-/// Measure what leaps cost on this machine, beside the other ways to move memory; compare
-/// allocators, moves of page tables, and probes of latency.
-#[derive(Args, Clone, Debug)]
-#[command(arg_required_else_help = true, args_conflicts_with_subcommands = true)]
-pub struct BenchArgs {
-    /// Show the experiments: the figure of the paper, the nodes and the memory that each needs, and
-    /// how long it takes
-    #[arg(long)]
-    pub list: bool,
-
-    /// Show them as one JSON object
-    #[arg(long, requires = "list")]
-    pub json: bool,
-
-    /// What is measured
-    #[command(subcommand)]
-    pub command: Option<BenchCommand>,
-}
-
-/// The measurements of `pageleap bench`.
-#[derive(Subcommand, Clone, Debug)]
-pub enum BenchCommand {
-    All(AllArgs),
-    Allocators(AllocatorsArgs),
-    Engines(Box<EnginesArgs>),
-    PageTables(PageTablesArgs),
-    Prober(ProberArgs),
-    #[command(flatten)]
-    Experiment(ExperimentCommand),
-}
 
 /// Compare the engines with a memcpy of the same bytes, without load and while a thread writes.
 ///

@@ -8,6 +8,7 @@
 mod allocators;
 mod args;
 mod columns;
+mod command;
 mod document;
 mod experiments;
 mod gaps;
@@ -29,8 +30,9 @@ use anyhow::anyhow;
 use pageleap::PageSize;
 
 pub use allocators::{ChurnArgs, churn};
-pub use args::BenchArgs;
-use args::{BenchCommand, EngineRow, EnginesArgs, Kind, NamedLoad};
+use args::{EngineRow, EnginesArgs, Kind, NamedLoad};
+pub use command::BenchArgs;
+use command::BenchCommand;
 use place::Place;
 use rows::{Bench, Case, Group, Setting};
 

@@ -99,8 +99,8 @@ impl Access {
     /// left out.
     ///
     /// # Errors
-    /// Those of `go_on`, which is asked between long steps; and if there is too little memory for 4 KB
-    /// pages.
+    /// Those of `go_on`, which is asked between long steps; and if there is too little memory for
+    /// 4 KB pages.
     pub fn new<E: From<Error>>(
         setting: Setting,
         go_on: impl Fn() -> Result<(), E>,

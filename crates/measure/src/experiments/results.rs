@@ -9,7 +9,7 @@ use super::{About, Case, Metric, Outcome, Unit};
 use crate::document::{Body, Document, Fact, Head, Section, Table, Value, fact};
 use crate::figures::{human_bytes, human_ns, percent, plural, three_digits};
 use crate::method::{CONFIDENCE, Enough, Interval, Method, Placed, Rounds, Turn};
-use crate::statistics::Summary;
+use crate::statistics::{extremes, median};
 
 /// The key of a metric with which results have the time beyond a memcpy of all bytes that were
 /// copied: the times that all bytes were copied, retries included.
@@ -34,22 +34,26 @@ pub struct Part {
 /// A value over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// Median, least and most.
-    pub summary: Summary,
+    /// The median, or the mean if the method asks for it.
+    pub middle: f64,
+    /// The least.
+    pub min: f64,
+    /// The most.
+    pub max: f64,
     /// The interval of the median; `None` after one round.
     pub interval: Option<Interval>,
 }
 
 impl Estimate {
-    fn of(values: &[f64], seed: u64) -> Option<Estimate> {
-        Some(Estimate {
-            summary: Summary::of(values)?,
-            interval: Interval::of_median(values, seed),
-        })
+    fn of(values: &[f64], method: Method) -> Option<Estimate> {
+        let (min, max) = extremes(values)?;
+        let mean = || values.iter().sum::<f64>() / values.len() as f64;
+        let middle = if method.means { mean() } else { median(values)? };
+        Some(Estimate { middle, min, max, interval: Interval::of_median(values, method.seed) })
     }
 
     fn half_width(self) -> Option<f64> {
-        self.interval?.half_width_of(self.summary.median)
+        self.interval?.half_width_of(self.middle)
     }
 }
 
@@ -121,7 +125,7 @@ impl Part {
         let view = self.view();
         let ratio = |case: usize| {
             let base = view.base(case).filter(|base| *base != case)?;
-            Some(view.ratio(case, base)?.summary.median)
+            Some(view.ratio(case, base)?.middle)
         };
         let ratios: Vec<f64> = (0..self.cases.len()).filter_map(ratio).collect();
         let least = ratios.iter().copied().min_by(f64::total_cmp);
@@ -157,7 +161,7 @@ impl View<'_> {
     /// The estimate of the numbers that are known.
     fn estimate(&self, numbers: impl Iterator<Item = f64>) -> Option<Estimate> {
         let known: Vec<f64> = numbers.filter(|number| number.is_finite()).collect();
-        Estimate::of(&known, self.seed())
+        Estimate::of(&known, self.rounds.method())
     }
 
     /// In how many rounds the first metric is known.
@@ -176,7 +180,7 @@ impl View<'_> {
     }
 
     fn fastest(&self, of: &[usize]) -> Option<usize> {
-        let median = |at: &usize| Some((*at, self.metric(*at, 0)?.summary.median));
+        let median = |at: &usize| Some((*at, self.metric(*at, 0)?.middle));
         let medians = of.iter().filter_map(median);
         medians.min_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(at, _)| at)
     }
@@ -195,10 +199,6 @@ impl View<'_> {
         let pairs = self.numbers(case, 0).into_iter().zip(copied);
         self.estimate(pairs.map(|(time, (copied, base))| time / (copied * base) - 1.0))
     }
-
-    fn seed(&self) -> u64 {
-        self.rounds.method().seed
-    }
 }
 
 /// All results of an experiment.
@@ -212,7 +212,7 @@ pub struct Results {
     pub method: Method,
     /// The scenes that have at least one whole round.
     pub parts: Vec<Part>,
-    /// Cases and scenes that were left out, and what a reader has to know.
+    /// Cases and scenes that were left out, with reasons, and other remarks.
     pub notes: Vec<String>,
 }
 
@@ -279,7 +279,7 @@ impl Results {
         let mut sections = vec![Section::new("", self.about.title, Body::Facts(setting))];
         let table = self.table(&rows);
         let mut shown = table.clone();
-        // A column in which nothing is known is none for people.
+        // People see no column without any known value.
         for (at, head) in shown.heads.iter_mut().enumerate() {
             if table.rows.iter().all(|row| row[at] == Value::Unknown) {
                 head.head = "";
@@ -289,7 +289,11 @@ impl Results {
         shown.rows.retain(|_| is_shown.next() == Some(true));
         let mut is_shown = rows.iter().map(|row| row.is_shown());
         shown.groups.retain(|_| is_shown.next() == Some(true));
-        let title = if rows.is_empty() { "" } else { "Medians of all rounds" };
+        let title = match (rows.is_empty(), self.method.means) {
+            (true, _) => "",
+            (false, true) => "Means of all rounds, as in the paper",
+            (false, false) => "Medians of all rounds",
+        };
         sections.push(Section::new("", title, Body::Table(shown)));
         sections.push(Section::data("rows", Body::Table(table)));
         sections.push(self.method_section());
@@ -414,6 +418,7 @@ impl Results {
         };
         let precision = if method.precision > 0.0 { "precision" } else { "" };
         let mut facts = vec![
+            fact("middle", "", if method.means { "mean" } else { "median" }),
             fact("warmups", "warm-up rounds", Value::count(method.warmups)),
             fact("least_rounds", "", Value::count(method.least)),
             fact("most_rounds", "", Value::count(method.most)),
@@ -455,9 +460,9 @@ fn words<'a>(labels: impl Iterator<Item = &'a Value>) -> String {
 fn five(of: Option<Estimate>) -> [Option<f64>; 5] {
     let interval = of.and_then(|of| of.interval);
     [
-        of.map(|of| of.summary.median),
-        of.map(|of| of.summary.min),
-        of.map(|of| of.summary.max),
+        of.map(|of| of.middle),
+        of.map(|of| of.min),
+        of.map(|of| of.max),
         interval.map(|of| of.low),
         interval.map(|of| of.high),
     ]
@@ -472,7 +477,7 @@ fn range(of: Estimate, unit: Unit) -> Value {
         Unit::Ns => human_ns(number as u64),
         Unit::Share => percent(number),
     };
-    format!("{} to {}", text(of.summary.min), text(of.summary.max)).into()
+    format!("{} to {}", text(of.min), text(of.max)).into()
 }
 
 /// A column for programs only.
@@ -606,6 +611,25 @@ mod tests {
             part.add(turn, Outcome { numbers: vec![1.0, 1.0], lost });
         }
         assert_eq!((part.rounds.count(), part.lost()), (0, 111));
+    }
+
+    #[test]
+    fn means_take_the_place_of_medians_if_asked_for() {
+        let mut results = results(0, [&[]; 3]);
+        let method = Method { means: true, ..Method::exactly(3, 0, 1) };
+        let cases = results.parts[0].cases.clone();
+        let mut part = Part::new("all".to_owned(), cases, method);
+        while let Some(turn) = part.next_turn() {
+            let ns = [10.0, 20.0, 90.0][turn.round.unwrap()];
+            part.add(turn, Outcome { numbers: vec![ns, 1.0], lost: 0 });
+        }
+        (results.parts, results.method) = (vec![part], method);
+        let json = json(&results);
+        assert_eq!(
+            (&json["rows"][0]["time_ns"], &json["method"]["middle"]),
+            (&40.into(), &"mean".into())
+        );
+        assert!(Format::WIDE.write(&results.document()).contains("Means of all rounds"));
     }
 
     #[test]

@@ -8,8 +8,8 @@
 //! The columns lie one after the other in one region. The paper moves parts of the table
 //! (*morsels*); here areas of a leap are such parts.
 //!
-//! Each answer is compared with that before the first migration. After each turn the whole table is
-//! compared with what must be in it.
+//! Each answer is compared with that before the first migration, and the whole table with its
+//! expected contents after each turn.
 
 use std::any::Any;
 use std::ptr::NonNull;
@@ -117,7 +117,7 @@ pub fn ways(bytes: u64) -> Vec<Way> {
     ways
 }
 
-/// The scale factor of a table of about so many bytes.
+/// The scale factor of a table with about this number of bytes.
 pub fn scale_factor(bytes: u64) -> f64 {
     bytes as f64 / estimate_bytes(1.0)
 }

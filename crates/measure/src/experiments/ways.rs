@@ -159,7 +159,7 @@ pub struct Setting {
 pub struct Ways {
     setting: Setting,
     pools: Pools,
-    /// The memory, or the reason why there is none.
+    /// The memory, or the reason for its absence.
     private: Result<PrivateMemory, String>,
     ways: Vec<Way>,
     cases: Vec<Case>,

@@ -56,7 +56,7 @@ fn throttled_in(stat: &str) -> Option<Throttled> {
     Some(Throttled { periods: value("nr_throttled")?, ns })
 }
 
-/// The lowest memory limit of all visible groups; `None` if there is none.
+/// The lowest memory limit of all visible groups; `None` without a limit.
 pub fn memory_limit(files: &SysFiles) -> Option<u64> {
     let limit = |group: String| {
         let number = |name: &str| files.number(&format!("{group}/{name}")).ok();

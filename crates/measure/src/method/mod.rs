@@ -11,7 +11,8 @@
 //! * **Whole rounds only.** After an error or a signal the rounds that are whole stay, because a
 //!   thing is compared with others of its own round.
 //!
-//! [`Rounds`] tells the caller whose turn it is, and keeps the results. It draws and writes nothing.
+//! [`Rounds`] tells the caller whose turn it is, and keeps the results. It draws and writes
+//! nothing.
 
 mod interval;
 
@@ -36,13 +37,15 @@ pub struct Method {
     pub limit: Option<Duration>,
     /// Of orders and intervals.
     pub seed: u64,
+    /// Whether results have means instead of medians.
+    pub means: bool,
 }
 
 impl Method {
     /// A fixed number of rounds.
     pub fn exactly(rounds: usize, warmups: usize, seed: u64) -> Method {
         let (least, most) = (rounds, rounds);
-        Method { warmups, least, most, precision: 0.0, limit: None, seed }
+        Method { warmups, least, most, precision: 0.0, limit: None, seed, means: false }
     }
 
     /// The order of the things in a round, which is counted from 0.
@@ -268,8 +271,15 @@ impl<R> Rounds<R> {
 mod tests {
     use super::*;
 
-    const METHOD: Method =
-        Method { warmups: 1, least: 2, most: 10, precision: 0.02, limit: None, seed: 7 };
+    const METHOD: Method = Method {
+        warmups: 1,
+        least: 2,
+        most: 10,
+        precision: 0.02,
+        limit: None,
+        seed: 7,
+        means: false,
+    };
 
     /// Measures until there is enough; each result is the thing's number plus a hundred rounds.
     fn measured(method: Method, things: usize, widest: f64) -> Rounds<usize> {

@@ -90,7 +90,8 @@ impl Compacted {
 ///
 /// # Errors
 /// [`Error::Rival`] if the kernel has no compaction, this process may not ask for it, fewer than
-/// [`MIN_MIGRATED`] pages have moved, or `stopped` was true meanwhile. Otherwise if the node has too little memory.
+/// [`MIN_MIGRATED`] pages have moved, or `stopped` was true meanwhile. Otherwise if the node has too
+/// little memory.
 pub fn compact(node: NodeId, bytes: usize, stopped: &dyn Fn() -> bool) -> Result<Compacted, Error> {
     // Moves pages of others out of the way, and fails before memory is filled in vain.
     start(&mut open(node)?)?;

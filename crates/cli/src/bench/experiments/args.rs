@@ -78,8 +78,8 @@ pub struct LeapArgs {
     #[arg(long, value_name = "ENGINES", value_delimiter = ',')]
     pub engine: Option<Vec<EngineChoice>>,
 
-    /// Sizes of areas, by comma [default: those of the figure, 4k to 256m; 512k and 16m with --quick
-    /// and --smoke]
+    /// Sizes of areas, by comma [default: those of the figure, 4k to 256m; 512k and 16m with
+    /// --quick and --smoke]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = bytes::region_size)]
     pub area: Option<Vec<u64>>,
 }
@@ -115,8 +115,8 @@ impl LeapArgs {
 
 /// Compare all ways to move memory while a thread writes to it (Figures 5 and 7).
 ///
-/// A thread on a CPU of the node --to writes random words at a requested rate. The ratio that counts
-/// is that to a memcpy beside the same load, in the same round; the ratio to the memcpy at rest
+/// A thread on a CPU of the node --to writes random words at a requested rate. The ratio that
+/// counts is that to a memcpy beside the same load, in the same round; the ratio to the memcpy at rest
 /// stands beside it. A migration ends after 10 s, even if pages are left. All words are compared
 /// with the last value that was written to them.
 #[derive(Args, Clone, Debug)]
@@ -227,7 +227,7 @@ pub struct SustainedArgs {
     #[arg(long, value_name = "RATES", value_delimiter = ',')]
     pub rates: Option<Vec<Rate>>,
 
-    /// How long the thread writes [default: 10s; 1s with --quick, 0.1s with --smoke]
+    /// How long the thread writes [default: 10s; 0.5s with --quick, 0.1s with --smoke]
     #[arg(long, value_name = "TIME", value_parser = times::timeout)]
     pub window: Option<Duration>,
 
@@ -249,7 +249,7 @@ impl SustainedArgs {
     /// How long the thread writes.
     pub fn window(&self) -> Duration {
         self.window.unwrap_or(match (self.common.quick, self.common.smoke) {
-            (true, _) => Duration::from_secs(1),
+            (true, _) => Duration::from_millis(500),
             (_, true) => Duration::from_millis(100),
             _ => sustained::WINDOW,
         })
@@ -358,8 +358,8 @@ pub const ABOUTS: [&About; 8] = [
 
 /// Run all experiments, one after the other.
 ///
-/// The result has each of them, and the machine once. An experiment that this machine cannot take is
-/// named with the reason. Without --quick this takes hours.
+/// The result has each of them, and the machine once. An experiment that this machine cannot take
+/// is named with the reason. Without --quick this takes hours.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -378,7 +378,7 @@ pub struct AllArgs {
 #[derive(Args, Clone, Debug)]
 pub struct ExperimentArgs {
     /// Bytes of the memory, such as 256m or 4g; rounded up to whole pages of 2 MB [default: 1g;
-    /// 256m with --quick, 16m with --smoke]
+    /// 256m with --quick, 16m with --smoke, 4g with --paper]
     #[arg(long, value_name = "BYTES", value_parser = bytes::region_size)]
     pub size: Option<u64>,
 
@@ -403,6 +403,12 @@ pub struct ExperimentArgs {
     /// Measure less: smaller memory, wider intervals, some seconds for each page size
     #[arg(long)]
     pub quick: bool,
+
+    /// The paper's protocol: 4 GB, three rounds without warm-up, and means. Time-outs of 10 s, areas
+    /// that are halved, and threads on CPUs of the destination are the same without it
+    #[arg(long, conflicts_with_all = ["quick", "smoke"])]
+    #[arg(conflicts_with_all = ["min_runs", "max_runs", "precision", "time_limit"])]
+    pub paper: bool,
 
     /// Measure each case once with little memory, to see that all of it works
     #[arg(long, conflicts_with = "quick")]
@@ -449,7 +455,7 @@ pub struct MethodArgs {
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub precision: Option<f64>,
 
-    /// Begin no round for a page size that would probably end after this time [default: 300s; 12s
+    /// Begin no round for a page size that would probably end after this time [default: 300s; 18s
     /// with --quick]
     #[arg(long, value_name = "TIME", value_parser = times::timeout)]
     pub time_limit: Option<Duration>,
@@ -475,15 +481,16 @@ impl ExperimentArgs {
 
     /// Bytes of the memory.
     pub fn bytes(&self) -> u64 {
-        let default = match (self.quick, self.smoke) {
-            (true, _) => 256 << 20,
-            (_, true) => 16 << 20,
+        let default = match (self.paper, self.quick, self.smoke) {
+            (true, ..) => 4 << 30,
+            (_, true, _) => 256 << 20,
+            (_, _, true) => 16 << 20,
             _ => 1 << 30,
         };
         self.size.unwrap_or(default).next_multiple_of(ExperimentArgs::UNIT)
     }
 
-    /// Whether what takes many seconds is left out.
+    /// Whether measurements that take many seconds are left out.
     pub fn is_short(&self) -> bool {
         self.quick || self.smoke
     }
@@ -492,6 +499,10 @@ impl ExperimentArgs {
     pub fn method(&self) -> Method {
         let args = &self.method;
         let number = |given: Option<u16>, default| given.map_or(default, usize::from);
+        if self.paper {
+            let (runs, warmups) = (number(args.runs, 3), number(args.warmup, 0));
+            return Method { means: true, ..Method::exactly(runs, warmups, self.seed) };
+        }
         let warmups = number(args.warmup, if self.smoke { 0 } else { 1 });
         if let Some(runs) = args.runs {
             return Method::exactly(usize::from(runs), warmups, self.seed);
@@ -500,12 +511,13 @@ impl ExperimentArgs {
             return Method::exactly(number(args.max_runs, 1), warmups, self.seed);
         }
         let least = number(args.min_runs, LEAST_VALUES);
-        let (precision, seconds) = if self.quick { (0.05, 12) } else { (0.02, 300) };
+        let (precision, seconds) = if self.quick { (0.05, 18) } else { (0.02, 300) };
         Method {
             warmups,
             least,
             most: number(args.max_runs, 30).max(least),
             precision: args.precision.unwrap_or(precision),
+            means: false,
             limit: Some(args.time_limit.unwrap_or(Duration::from_secs(seconds))),
             seed: self.seed,
         }

@@ -77,7 +77,7 @@ fn measure_part(part: &mut Part, scene: &mut dyn Scene, name: &str) -> Result<()
     Ok(())
 }
 
-/// Notes what a scene has left out until now, once.
+/// Notes the cases that a scene has left out until now, each once.
 fn note_left_out(results: &mut Results, scene: &dyn Scene) {
     for what in scene.left_out() {
         let note = format!("left out: {what}");

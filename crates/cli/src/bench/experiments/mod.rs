@@ -53,7 +53,7 @@ pub fn run_all(args: &AllArgs) -> Result<(), Stop> {
     for (nth, command) in (1..).zip(&commands) {
         let name = command.name();
         output::note(&format!("experiment {nth} of {}: {name}", commands.len()));
-        // What one experiment has freed is free for the next one.
+        // The memory of one experiment is free for the next one.
         let nodes = Nodes::choose(args)?;
         let plan = match plans::plan(command, &nodes) {
             Err(Stop::Refused(why)) => {
@@ -97,7 +97,7 @@ pub fn list(json: bool) -> Result<(), Stop> {
         column(
             "takes",
             "takes",
-            "at most, as a default; --quick takes some 15 s where this has 5 min",
+            "at most, as a default; --quick takes some 20 s where this has 5 min",
             |about: &&About| about.takes.into(),
         ),
         column("title", "", "", |about: &&About| about.title.into()),

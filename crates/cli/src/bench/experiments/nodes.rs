@@ -18,8 +18,8 @@ pub struct Nodes {
     pub to: NodeId,
     /// Of the destination, or of all nodes if that has none for this process. Not empty.
     pub cpus: Vec<usize>,
-    /// Another CPU than the first of these, of the destination if possible; the same one if there is
-    /// no other.
+    /// Another CPU than the first of these, of the destination if possible; the same one if there
+    /// is no other.
     pub writer_cpu: usize,
     /// Whether that is a CPU of the destination.
     pub writer_is_there: bool,

@@ -125,9 +125,9 @@ fn writes(args: &WritesArgs, nodes: &Nodes) -> Result<Plan, Stop> {
     args.leaps.check(&args.common)?;
     let common = &args.common;
     let (engines, areas) = (args.leaps.engines(common), args.leaps.areas(common));
-    let bytes = common.bytes();
+    let (bytes, all_sized) = (common.bytes(), args.leaps.area.is_some());
     of_loads(&writes::ABOUT, common, nodes, Purpose::Migrations, &|page| {
-        (args.loads(page), writes::ways(page, bytes, &engines, areas.as_deref()))
+        (args.loads(page), writes::ways(page, bytes, &engines, areas.as_deref(), all_sized))
     })
 }
 
@@ -167,7 +167,10 @@ fn sustained(args: &SustainedArgs, nodes: &Nodes) -> Result<Plan, Stop> {
     let uniform = |rate| Writes { rate, rows: Rows::Uniform };
     let loads: Vec<Writes> = args.rates().into_iter().map(uniform).collect();
     of_loads(&sustained::ABOUT, common, nodes, Purpose::Window(args.window()), &|page| {
-        (loads.clone(), writes::ways(page, common.bytes(), &engines, Some(&areas)))
+        (
+            loads.clone(),
+            writes::ways(page, common.bytes(), &engines, Some(&areas), args.leaps.area.is_some()),
+        )
     })
 }
 
@@ -199,7 +202,10 @@ fn overhead(args: &OverheadArgs, nodes: &Nodes) -> Result<Plan, Stop> {
     let areas = args.leaps.areas(common).unwrap_or(writes::TABLE_2.to_vec());
     let load = Writes { rate: Rate::PerSecond(100_000), rows: Rows::Uniform };
     of_loads(&writes::OVERHEAD, common, nodes, Purpose::Migrations, &|page| {
-        (vec![load], writes::ways(page, common.bytes(), &engines, Some(&areas)))
+        (
+            vec![load],
+            writes::ways(page, common.bytes(), &engines, Some(&areas), args.leaps.area.is_some()),
+        )
     })
 }
 

@@ -127,15 +127,16 @@ impl Writes {
     }
 }
 
-/// The ways that are compared: each of `engines` with the library's areas, and the paper's method
-/// with its sizes of areas, too; or all engines with the sizes `areas`.
+/// The ways that are compared: each of `engines` with the library's areas, and the paper's method, or
+/// `all_sized` of them, with the sizes `areas`, or those of Figure 4.
 pub fn ways(
     page: PageSize,
     bytes: u64,
     engines: &[EngineChoice],
     areas: Option<&[usize]>,
+    all_sized: bool,
 ) -> Vec<Way> {
-    let sized = |engine| areas.is_some() || engine == Engine::Mprotect;
+    let sized = |engine| all_sized || engine == Engine::Mprotect;
     let mut ways = quiet::leaps(page, bytes, engines, areas, sized);
     ways.extend(MemoryEngine::ALL.map(Way::Private));
     ways.extend(Call::ALL.map(Way::Call));
@@ -151,11 +152,11 @@ pub struct Setting {
     pub writes: Writes,
     /// The CPU of the writer.
     pub writer_cpu: usize,
-    /// What the load runs for.
+    /// The purpose of the load.
     pub purpose: Purpose,
 }
 
-/// What a load runs for.
+/// The purpose of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// As long as a migration takes ([`ABOUT`], [`OVERHEAD`]).

@@ -96,7 +96,7 @@ pub struct Loaded {
     cases: Vec<Case>,
 }
 
-/// What a load did beside something.
+/// The work of a load beside something, and the result of that.
 struct Done<T> {
     of: T,
     took: Duration,
@@ -280,7 +280,7 @@ impl Loaded {
         })?;
         self.ways.bring_back(way)?;
         if window.is_none() {
-            // Without what watching took before and after the leap.
+            // Watching took time before and after the leap, too.
             (done.took, done.written) = (done.of.elapsed, done.of.writes);
         }
         let Watched { report, elapsed, .. } = &done.of;

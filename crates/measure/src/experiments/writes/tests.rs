@@ -30,7 +30,7 @@ fn loaded_for(purpose: Purpose, all: &[Way], rate: Rate) -> Loaded {
 #[test]
 fn each_turn_has_its_numbers_and_loses_nothing() {
     let engines = [EngineChoice::Auto, Engine::Mprotect.into()];
-    let all = ways(PageSize::Base, 4 << 20, &engines, Some(&[1 << 20]));
+    let all = ways(PageSize::Base, 4 << 20, &engines, Some(&[1 << 20]), false);
     let mut scene = loaded(&all, Rate::PerSecond(100_000));
     let mut migrations = 0;
     for case in 0..scene.cases().len() {
