@@ -300,6 +300,8 @@ fn requests_that_make_no_sense_are_refused() {
         (&["writes", "--skewed", "some"], "expected a number"),
         (&["access", "--page-size", "1g"], "4k, thp and 2m"),
         (&["access", "--paper", "--quick"], "cannot be used with"),
+        (&["sustained", "--rates", "max"], "above 0"),
+        (&["all", "--size", "60000g", "--page-size", "4k"], "use --size"),
         (&["quiet", "--size", "4m", "--area", "64k,16m"], "--area 16777216"),
     ] {
         let output = bench(flags);

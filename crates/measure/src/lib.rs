@@ -142,6 +142,14 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A measurement failed, and words have wrong values afterwards.
+    #[error("{lost} words had a wrong value after: {after}")]
+    Lost {
+        /// Words with a wrong value.
+        lost: u64,
+        /// The failure.
+        after: Box<Error>,
+    },
     /// A job ended before all pages had moved, so its time is meaningless.
     #[error("a leap did not move all of its {pages} pages, so its time says nothing: {report}")]
     Incomplete {
@@ -164,4 +172,14 @@ pub enum Error {
 fn huge_page_folder(node: pageleap::NodeId, page: pageleap::PageSize) -> String {
     let kb = page.bytes() >> 10;
     format!("/sys/devices/system/node/node{}/hugepages/hugepages-{kb}kB", node.0)
+}
+
+impl Error {
+    /// The same, with the number of words that have wrong values afterwards.
+    fn with_lost(self, lost: u64) -> Error {
+        match lost {
+            0 => self,
+            lost => Error::Lost { lost, after: Box::new(self) },
+        }
+    }
 }

@@ -17,7 +17,7 @@ pub const ABOUT: About = About {
     title: "Writes for some seconds, beside a migration",
     figure: "Taking the Leap, Figure 6",
     needs: "6 GB; 9 GB on two nodes, which the kernel's calls and balancing need",
-    takes: "5 min for each page size and rate",
+    takes: "12 min for each page size and rate",
     labels: &LABELS,
     metrics: &METRICS,
 };

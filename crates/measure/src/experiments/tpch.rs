@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use pageleap::{Engine, EngineChoice, MemoryEngine, PageSize};
 
-use super::ways::{self, Prepared, Way, Ways};
+use super::ways::{self, Prepared, Way, Ways, with_lost};
 use super::writes::{Balancing, LIMIT, Switch};
 use super::{About, Case, Label, Metric, Outcome, Part, Scene, label, quiet, results, share, time};
 use crate::Error;
@@ -27,7 +27,7 @@ use crate::leap::{Wish, finish};
 use crate::load::{Load, Pattern, Rate, Rows, Shadow, Work, Writing, run_beside};
 use crate::matrix::on_cpu;
 use crate::method::{Interval, LEAST_VALUES, Placed};
-use crate::rivals::calls::Call;
+use crate::rivals::calls::{Call, Trip};
 use crate::tpch::lineitem::{Generator, Layout, ROWS_AT_SF1, estimate_bytes, text_pool};
 use crate::tpch::queries::{Columns, Q1Answer, q1, q6};
 use crate::tpch::{columns, order_keys, other_columns};
@@ -38,7 +38,7 @@ pub const ABOUT: About = About {
     title: "TPC-H queries over a table that moves meanwhile",
     figure: "Taking the Leap, Figure 8",
     needs: "6 GB; 8 GB on two nodes, which the kernel's calls and balancing need",
-    takes: "5 min for each page size",
+    takes: "15 min for each page size",
     labels: &LABELS,
     metrics: &METRICS,
 };
@@ -317,6 +317,15 @@ struct Queried {
     wrong: u64,
 }
 
+/// A migration that is about to start.
+enum Ready<'a> {
+    Stay,
+    Call(Trip<'a>),
+    Leap(Prepared<'a>),
+    /// The setting is on until the value is dropped.
+    Balancing(&'a Balancing, Box<dyn Any>),
+}
+
 /// A migration that has ended, or was given up: its time, and the share of pages that moved.
 struct Migrated {
     ns: f64,
@@ -365,38 +374,47 @@ impl Tables {
         }
     }
 
+    /// Everything that a migration needs before it starts, so that the writer's ten million writes
+    /// are still to come then.
+    fn ready(&self, of: Move) -> Result<Ready<'_>, Error> {
+        Ok(match of {
+            Move::Stay => Ready::Stay,
+            Move::By(Way::Call(call)) => Ready::Call(self.ways.trip(call)?),
+            Move::By(way) => Ready::Leap(self.ways.prepare(way, Some(LIMIT))?),
+            Move::Balancing => {
+                let balancing = self.balancing.as_ref().expect("only then it has a turn");
+                Ready::Balancing(balancing, balancing.on()?)
+            }
+        })
+    }
+
     /// Starts the migration, queries, and waits for its end.
     fn run(
         &self,
-        (query, of): (Query, Move),
+        ready: Ready<'_>,
+        ask: &dyn Fn(Instant) -> Result<Queried, Error>,
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Queried, Migrated), Error> {
-        let expected = &self.answers[query as usize];
-        let table = (self.words(of)?, &self.layout);
-        let cpu = self.cpu;
-        let ask = |start| on_cpu(cpu, || queries(query, table, expected, start));
-        match of {
-            Move::Stay => Ok((ask(Instant::now())?, Migrated::NONE)),
-            Move::By(Way::Call(call)) => {
-                let mut trip = self.ways.trip(call)?;
+        match ready {
+            Ready::Stay => Ok((ask(Instant::now())?, Migrated::NONE)),
+            Ready::Call(mut trip) => {
                 let cpus = &self.cpus;
-                let (queried, moved) = std::thread::scope(|scope| {
+                let (queried, called) = std::thread::scope(|scope| {
                     let start = Instant::now();
                     let calling = scope.spawn(|| {
                         // Where it is refused, the thread calls from another CPU.
                         let _ = pageleap_sys::set_affinity(0, cpus);
-                        trip.go()
+                        trip.call()
                     });
                     let queried = ask(start);
-                    let moved = calling.join();
-                    (queried, moved.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                    let called = calling.join();
+                    (queried, called.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 });
-                let moved = moved?;
+                let moved = trip.moved(called?)?;
                 let share = moved.on_target as f64 / moved.pages as f64;
                 Ok((queried?, Migrated { ns: moved.ns as f64, moved: share }))
             }
-            Move::By(way) => {
-                let Prepared { start: begin, pages, .. } = self.ways.prepare(way, Some(LIMIT))?;
+            Ready::Leap(Prepared { start: begin, pages, .. }) => {
                 let start = Instant::now();
                 let job = begin()?;
                 let queried = ask(start);
@@ -405,11 +423,8 @@ impl Tables {
                 let moved = report.pages.migrated as f64 / pages as f64;
                 Ok((queried?, Migrated { ns: report.migrate_ns as f64, moved }))
             }
-            Move::Balancing => {
-                let balancing = self.balancing.as_ref().expect("only then it has a turn");
-                let on: Box<dyn Any> = balancing.on()?;
-                let start = Instant::now();
-                let queried = ask(start)?;
+            Ready::Balancing(balancing, on) => {
+                let queried = ask(Instant::now())?;
                 // The queries are over, so nothing moves from now on.
                 let balanced = balancing.wait(Duration::ZERO, stopped)?;
                 drop(on);
@@ -463,23 +478,29 @@ impl Scene for Tables {
             true => self.load,
             false => Load { work: Work::Rest, seed: self.load.seed },
         };
-        let ran = {
-            let keys = order_keys(self.words(of)?, &self.layout);
-            run_beside(&load, keys, &mut shadow, |_| self.run((query, of), stopped))
-        };
+        let ran = (|| {
+            let table = (self.words(of)?, &self.layout);
+            let (cpu, expected) = (self.cpu, &self.answers[query as usize]);
+            let ask = |start| on_cpu(cpu, || queries(query, table, expected, start));
+            let ready = self.ready(of)?;
+            let keys = order_keys(table.0, table.1);
+            run_beside(&load, keys, &mut shadow, |_| self.run(ready, &ask, stopped))
+        })();
         self.shadows[place] = shadow;
-        let ((queried, migrated), _) = ran?;
-        let lost = self.lost(of)? + queried.wrong;
-        match of {
-            Move::Stay => {}
-            Move::By(way) => self.ways.bring_back(way)?,
+        let lost = self.lost(of)?;
+        let back = match of {
+            Move::Stay => Ok(()),
+            Move::By(way) => self.ways.bring_back(way),
             Move::Balancing => {
-                self.balancing.as_ref().expect("only then it has a turn").bring_back()?;
+                self.balancing.as_ref().expect("only then it has a turn").bring_back()
             }
-        }
+        };
+        let ((queried, migrated), _) = ran.map_err(|error: Error| error.with_lost(lost))?;
+        let lost = lost + queried.wrong;
         let [first, second, third, fourth, fifth] = queried.ends_ns;
         let numbers = vec![fifth, first, second, third, fourth, migrated.ns, migrated.moved];
-        Ok((!stopped() || lost > 0).then_some(Outcome { numbers, lost }))
+        let outcome = with_lost(Outcome { numbers, lost }, back)?;
+        Ok((!stopped() || lost > 0).then_some(outcome))
     }
 }
 

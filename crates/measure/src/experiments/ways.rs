@@ -4,9 +4,9 @@
 //! Memory rests while it is moved. Threads that copy or call the kernel run on a CPU of the
 //! destination, as in the paper. A leap has its own threads.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Barrier};
-use std::thread::ScopedJoinHandle;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, RwLock};
+use std::thread::{Builder, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use pageleap::topology::{SysFiles, Topology};
@@ -291,20 +291,29 @@ impl Ways {
             Target::of_parts(region, part, destination)
         };
         let parts: Vec<Target> = ends.windows(2).map(part).collect::<Result<_, Error>>()?;
-        let all_are_there = Barrier::new(threads);
+        let (gate, waiting) = (RwLock::new(()), AtomicUsize::new(0));
         let timed = |part: &Target, cpu: usize| {
             let bound = pageleap_sys::set_affinity(0, &[cpu]);
-            // Every thread comes here, because the others wait for it.
-            all_are_there.wait();
+            waiting.fetch_add(1, Ordering::Relaxed);
+            // It opens when all threads wait, or when one could not be started.
+            drop(gate.read());
             bound.map_err(|errno| Error::Cpu { cpu, errno })?;
             let start = Instant::now();
             Ok((part.copy(method), start, Instant::now()))
         };
         let copies: Result<Vec<(Copy, Instant, Instant)>, Error> = std::thread::scope(|scope| {
             let timed = &timed;
+            let closed = gate.write();
             let cpus = self.setting.cpus.iter().copied().cycle();
-            let copy = |(part, cpu)| scope.spawn(move || timed(part, cpu));
-            let copying: Vec<_> = parts.iter().zip(cpus).map(copy).collect();
+            let copy = |(part, cpu)| {
+                let thread = Builder::new().spawn_scoped(scope, move || timed(part, cpu));
+                thread.map_err(|reason| Error::Thread { name: "copy", reason })
+            };
+            let copying: Vec<_> = parts.iter().zip(cpus).map(copy).collect::<Result<_, _>>()?;
+            while waiting.load(Ordering::Relaxed) < threads {
+                std::thread::yield_now();
+            }
+            drop(closed);
             let join = |thread: ScopedJoinHandle<'_, _>| {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
@@ -412,8 +421,7 @@ impl Ways {
         let mut outcome = outcome(moved.ns, 0, moved.cpu_ns);
         outcome.numbers[MOVED] = moved.on_target as f64 / moved.pages as f64;
         outcome.lost = self.lost(self.memory().words());
-        trip.bring_back()?;
-        Ok(outcome)
+        with_lost(outcome, trip.bring_back())
     }
 
     /// Compacts other memory of the source.
@@ -450,8 +458,7 @@ impl Ways {
         let mut outcome = timed(start, pages, stopped)?;
         outcome.numbers[1] += populate_ns;
         outcome.lost = self.lost(self.words(way)?);
-        self.bring_back(way)?;
-        Ok(outcome)
+        with_lost(outcome, self.bring_back(way))
     }
 
     /// Words with a wrong value. They get the right one, so that the next turn is not blamed.
@@ -509,6 +516,14 @@ impl Scene for Ways {
     }
 }
 
+/// The outcome, or why the memory did not come back. That must not hide lost words.
+pub(super) fn with_lost(outcome: Outcome, back: Result<(), Error>) -> Result<Outcome, Error> {
+    match back {
+        Ok(()) => Ok(outcome),
+        Err(error) => Err(error.with_lost(outcome.lost)),
+    }
+}
+
 /// Times a job from its start. It may leave pages where they are, or be cancelled by `stopped`.
 fn timed(
     start: impl FnOnce() -> Result<Job, pageleap::Error>,
@@ -541,8 +556,6 @@ fn words_of(pools: &Pools) -> Result<&[AtomicU64], Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use pageleap::topology::Topology;
 
     use super::super::{copy, quiet, scale};

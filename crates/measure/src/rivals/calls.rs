@@ -78,6 +78,15 @@ pub struct Moved {
     pub refused: Option<Errno>,
 }
 
+/// The times of one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Called {
+    /// See [`Moved::ns`].
+    pub ns: u64,
+    cpu_ns: Option<u64>,
+    refused: Option<Errno>,
+}
+
 /// Private memory that one call moves from its node to another one, and that comes back.
 #[derive(Debug)]
 pub struct Trip<'a> {
@@ -118,9 +127,18 @@ impl<'a> Trip<'a> {
     /// Moves the memory by one call, and reads the places of its pages afterwards.
     ///
     /// # Errors
+    /// As [`Trip::call`].
+    pub fn go(&mut self) -> Result<Moved, Error> {
+        let called = self.call()?;
+        self.moved(called)
+    }
+
+    /// Moves the memory by one call.
+    ///
+    /// # Errors
     /// If the kernel refuses the call and no page has moved: the destination does not exist, the
     /// cpuset does not allow it, or a seccomp filter forbids the call.
-    pub fn go(&mut self) -> Result<Moved, Error> {
+    pub fn call(&mut self) -> Result<Called, Error> {
         self.status.fill(UNTOLD);
         let (start, len) = (self.memory.as_ptr().addr(), self.memory.len());
         let (cpu_start, clock) = (cpu_ns(), Instant::now());
@@ -139,6 +157,15 @@ impl<'a> Trip<'a> {
             Err(errno @ Errno(libc::ENOMEM)) => Some(errno),
             Err(errno) => return Err(failed(self.call.name())(errno)),
         };
+        Ok(Called { ns, cpu_ns, refused })
+    }
+
+    /// Reads the places of pages after a call.
+    ///
+    /// # Errors
+    /// If the kernel does not tell them.
+    pub fn moved(&self, called: Called) -> Result<Moved, Error> {
+        let Called { ns, cpu_ns, refused } = called;
         let places = find(self.memory, self.to)?;
         let by_error = by_error(&places, &self.status);
         let Placement { on_target, elsewhere, absent } = places.iter().copied().collect();

@@ -167,6 +167,16 @@ impl WritesArgs {
     }
 }
 
+/// Parses a rate of which a share can be kept.
+fn number_per_s(text: &str) -> Result<Rate, String> {
+    match text.parse()? {
+        Rate::PerSecond(0) | Rate::Max => {
+            Err("a share of the requested writes needs a number of them, above 0".to_owned())
+        }
+        rate => Ok(rate),
+    }
+}
+
 fn skewed(text: &str) -> Result<Option<Rate>, String> {
     if text == "none" { Ok(None) } else { text.parse().map(Some) }
 }
@@ -224,7 +234,7 @@ Examples:
       one rate, the paper's size")]
 pub struct SustainedArgs {
     /// Writes per second, by comma [default: 1m,2m,4m,6m,8m,10m; 1m,6m with --quick]
-    #[arg(long, value_name = "RATES", value_delimiter = ',')]
+    #[arg(long, value_name = "RATES", value_delimiter = ',', value_parser = number_per_s)]
     pub rates: Option<Vec<Rate>>,
 
     /// How long the thread writes [default: 10s; 0.5s with --quick, 0.1s with --smoke]
@@ -455,8 +465,8 @@ pub struct MethodArgs {
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub precision: Option<f64>,
 
-    /// Begin no round for a page size that would probably end after this time [default: 300s; 18s
-    /// with --quick]
+    /// Begin no round of a table that would probably end after this time [default: 300s, 900s for
+    /// tpch, and six rounds for sustained; 18s with --quick]
     #[arg(long, value_name = "TIME", value_parser = times::timeout)]
     pub time_limit: Option<Duration>,
 }
@@ -493,6 +503,20 @@ impl ExperimentArgs {
     /// Whether measurements that take many seconds are left out.
     pub fn is_short(&self) -> bool {
         self.quick || self.smoke
+    }
+
+    /// Another bound of time, unless one is given or it is to be short.
+    pub fn within(mut self, limit: Duration) -> ExperimentArgs {
+        if !self.is_short() {
+            self.method.time_limit.get_or_insert(limit);
+        }
+        self
+    }
+
+    /// No warm-up, unless one is given.
+    pub fn not_warmed_up(mut self) -> ExperimentArgs {
+        self.method.warmup.get_or_insert(0);
+        self
     }
 
     /// Rounds and their bounds.

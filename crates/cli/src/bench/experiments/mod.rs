@@ -35,11 +35,11 @@ pub fn run(command: &ExperimentCommand) -> Result<(), Stop> {
     let plan = plans::plan(command, &nodes)?;
     let environment = Environment::start();
     let (results, measured) = execute(plan, &nodes);
-    let printed = match results.rounds() {
-        0 => Ok(()),
-        _ => exports.print(&environment.add_to(results.document()), args.json),
+    let printed = match is_worth_it(&results) {
+        false => Ok(()),
+        true => exports.print(&environment.add_to(results.document()), args.json),
     };
-    export::conclude(conclude(&[results], measured), printed)
+    export::conclude(conclude(&[results], Vec::new(), measured), printed)
 }
 
 /// Runs all experiments, one after the other. One that this machine cannot take is noted.
@@ -54,32 +54,53 @@ pub fn run_all(args: &AllArgs) -> Result<(), Stop> {
         let name = command.name();
         output::note(&format!("experiment {nth} of {}: {name}", commands.len()));
         // The memory of one experiment is free for the next one.
-        let nodes = Nodes::choose(args)?;
-        let plan = match plans::plan(command, &nodes) {
-            Err(Stop::Refused(why)) => {
-                notes.push(format!("left out: {name}: {why:#}"));
-                continue;
+        let planned = Nodes::choose(args)
+            .and_then(|nodes| plans::plan(command, &nodes).map(|plan| (plan, nodes)));
+        match planned {
+            Err(Stop::Refused(why)) => notes.push(format!("left out: {name}: {why:#}")),
+            Err(stop) => ended = later(ended, Err(stop)),
+            Ok((plan, nodes)) => {
+                let (results, measured) = execute(plan, &nodes);
+                all.push(results);
+                ended = later(ended, measured);
             }
-            plan => plan?,
-        };
-        let (results, measured) = execute(plan, &nodes);
-        all.push(results);
-        let is_interrupted = matches!(measured, Err(Stop::Interrupted { .. }));
-        ended = ended.and(measured);
-        if is_interrupted {
+        }
+        if interrupt::received().is_some() {
+            let rounds: usize = all.iter().map(Results::rounds).sum();
+            let found = || format!("{rounds} rounds of {} experiments were measured", all.len());
+            ended = later(ended, interrupt::stop_if_received(found));
             break;
         }
     }
-    let printed = match all.iter().map(Results::rounds).sum() {
-        0 => Ok(()),
-        _ => exports.print(&environment.add_to(document(&all, notes)), args.json),
+    let printed = match all.iter().any(is_worth_it) {
+        false => Ok(()),
+        true => exports.print(&environment.add_to(document(&all, &notes)), args.json),
     };
-    export::conclude(conclude(&all, ended), printed)
+    export::conclude(conclude(&all, notes, ended), printed)
 }
 
-fn document(all: &[Results], notes: Vec<String>) -> Document {
-    let whole = all.iter().filter(|results| results.rounds() > 0);
-    let documents = Body::Documents(whole.map(Results::document).collect());
+/// How a series ends that had ended in one way before: a signal counts most, then the first failure.
+fn later(before: Result<(), Stop>, now: Result<(), Stop>) -> Result<(), Stop> {
+    match now {
+        Err(Stop::Interrupted { .. }) => now,
+        now => before.and(now),
+    }
+}
+
+/// Whether a result says anything.
+fn is_worth_it(results: &Results) -> bool {
+    results.rounds() > 0 || results.lost() > 0
+}
+
+fn document(all: &[Results], notes: &[String]) -> Document {
+    let (worth_it, empty): (Vec<&Results>, Vec<&Results>) =
+        all.iter().partition(|results| is_worth_it(results));
+    let of_empty = |results: &&Results| {
+        let name = results.about.name;
+        results.notes.iter().map(move |note| format!("{name}: {note}")).collect::<Vec<_>>()
+    };
+    let notes: Vec<String> = notes.iter().cloned().chain(empty.iter().flat_map(of_empty)).collect();
+    let documents = Body::Documents(worth_it.into_iter().map(Results::document).collect());
     let title = if notes.is_empty() { "" } else { "Experiments that were left out" };
     let sections = vec![
         Section::new("experiments", "All experiments", documents),
@@ -130,7 +151,11 @@ fn execute(plan: Plan, nodes: &Nodes) -> (Results, Result<(), Stop>) {
 }
 
 /// Turns a measurement that has been printed into its exit code.
-fn conclude(results: &[Results], ended: Result<(), Stop>) -> Result<(), Stop> {
+fn conclude(
+    results: &[Results],
+    mut notes: Vec<String>,
+    ended: Result<(), Stop>,
+) -> Result<(), Stop> {
     // Lost words decide the exit code, because they are worse than any other end.
     let lost: u64 = results.iter().map(Results::lost).sum();
     if lost > 0 {
@@ -138,8 +163,7 @@ fn conclude(results: &[Results], ended: Result<(), Stop>) -> Result<(), Stop> {
     }
     ended?;
     if results.iter().map(Results::rounds).sum::<usize>() == 0 {
-        let notes: Vec<&str> =
-            results.iter().flat_map(|of| &of.notes).map(String::as_str).collect();
+        notes.extend(results.iter().flat_map(|of| of.notes.iter().cloned()));
         let why = format!("nothing was measured: {}", notes.join("; "));
         return Err(Refusal::new(why).into());
     }

@@ -76,6 +76,8 @@ impl Nodes {
             true => free(self.from) / (from + to),
             false => (free(self.from) / from).min(free(self.to) / to),
         };
+        let limit = memory_limit(&SysFiles::host()).map_or(f64::INFINITY, |limit| limit as f64);
+        let fits = fits.min(limit * share / (from + to));
         (fits as u64 / UNIT * UNIT).max(UNIT)
     }
 

@@ -1,6 +1,7 @@
 //! The scenes of each experiment on this machine.
 
 use std::any::Any;
+use std::time::Duration;
 
 use pageleap::{Engine, EngineChoice, PageSize};
 use pageleap_measure::experiments::access::{self, Access};
@@ -10,6 +11,7 @@ use pageleap_measure::experiments::writes::{self, Loaded, Purpose, Switch, Write
 use pageleap_measure::experiments::{About, Scene, copy, quiet, scale, sustained, tpch};
 use pageleap_measure::figures::human_bytes;
 use pageleap_measure::load::{Rate, Rows};
+use pageleap_measure::method::LEAST_VALUES;
 use pageleap_settings::{User, Wish};
 
 use super::super::memory::{missing_huge_pages, once_each, stop_between_leaps};
@@ -41,6 +43,8 @@ pub type Build = Box<dyn FnOnce() -> Result<Box<dyn Scene>, Stop>>;
 /// A scene that is to be measured.
 pub struct Planned {
     pub heading: String,
+    /// Bytes that move.
+    pub bytes: u64,
     /// Bytes that it needs on the source and on the destination.
     pub needs: [u64; 2],
     /// Whether the experiment goes on without it.
@@ -96,7 +100,8 @@ fn access(common: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
     };
     let build = move || Ok(Box::new(Access::new(setting, stop_between_leaps)?) as Box<dyn Scene>);
     let heading = "all page sizes".to_owned();
-    let scene = Planned { heading, needs, may_lack: false, build: Box::new(build) };
+    let scene =
+        Planned { heading, bytes: common.bytes(), needs, may_lack: false, build: Box::new(build) };
     Ok(Plan { about: &access::ABOUT, args: common.clone(), scenes: vec![scene], notes })
 }
 
@@ -150,7 +155,7 @@ fn scale(args: &ScaleArgs, nodes: &Nodes) -> Result<Plan, Stop> {
                 let scene = Ways::new(setting, &ways, stop_between_leaps)?;
                 Ok(Box::new(scene) as Box<dyn Scene>)
             };
-            Planned { heading, needs, may_lack: false, build: Box::new(build) }
+            Planned { heading, bytes, needs, may_lack: false, build: Box::new(build) }
         };
         scale::sizes(largest).into_iter().map(scene).collect()
     })
@@ -164,6 +169,10 @@ fn sustained(args: &SustainedArgs, nodes: &Nodes) -> Result<Plan, Stop> {
     let areas = args.leaps.area.as_ref();
     let areas: Vec<usize> = areas
         .map_or(quiet::BEST.to_vec(), |areas| areas.iter().map(|area| *area as usize).collect());
+    // No window needs a warm-up. The time is that of as many rounds as an interval needs.
+    let ways = writes::ways(PageSize::Base, common.bytes(), &engines, Some(&areas), false).len();
+    let rounds = (ways as u32 + 2) * (LEAST_VALUES as u32 + 1);
+    let common = &common.clone().within(args.window() * rounds).not_warmed_up();
     let uniform = |rate| Writes { rate, rows: Rows::Uniform };
     let loads: Vec<Writes> = args.rates().into_iter().map(uniform).collect();
     of_loads(&sustained::ABOUT, common, nodes, Purpose::Window(args.window()), &|page| {
@@ -175,6 +184,8 @@ fn sustained(args: &SustainedArgs, nodes: &Nodes) -> Result<Plan, Stop> {
 }
 
 fn tpch(args: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
+    // Six rounds of all queries take longer than rounds of the other experiments.
+    let args = &args.clone().within(Duration::from_secs(900));
     of_pages(&tpch::ABOUT, args, nodes, &|page| {
         let is_balanced = nodes.is_balanced(args);
         let setting = nodes.setting(args, page);
@@ -190,7 +201,13 @@ fn tpch(args: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
             Ok(Box::new(scene?) as Box<dyn Scene>)
         };
         let heading = format!("pages of {page}");
-        vec![Planned { heading, needs, may_lack: false, build: Box::new(build) }]
+        vec![Planned {
+            heading,
+            bytes: args.bytes(),
+            needs,
+            may_lack: false,
+            build: Box::new(build),
+        }]
     })
 }
 
@@ -233,7 +250,7 @@ fn of_ways(
             };
             let may_lack = !heading.is_empty();
             let heading = format!("pages of {page}{heading}");
-            Planned { heading, needs, may_lack, build: Box::new(build) }
+            Planned { heading, bytes: args.bytes(), needs, may_lack, build: Box::new(build) }
         };
         scenes(page).into_iter().map(scene).collect()
     })
@@ -266,7 +283,7 @@ fn of_loads(
                 Ok(Box::new(scene) as Box<dyn Scene>)
             };
             let heading = format!("pages of {page}, {}", writes.name());
-            Planned { heading, needs, may_lack: false, build: Box::new(build) }
+            Planned { heading, bytes: args.bytes(), needs, may_lack: false, build: Box::new(build) }
         };
         loads.into_iter().map(scene).collect()
     })
@@ -309,11 +326,11 @@ fn of_pages(
     let mut scenes: Vec<Planned> = Vec::new();
     for page in once_each(&args.page_size) {
         let [from, to] = [nodes.from.0, nodes.to.0];
-        if let Some(why) = missing_huge_pages(args.bytes(), page, &nodes.all, from, to) {
-            notes.push(format!("left out: pages of {page}: {why}"));
-            continue;
-        }
         for scene in of_page(page) {
+            if let Some(why) = missing_huge_pages(scene.bytes, page, &nodes.all, from, to) {
+                notes.push(format!("left out: {}: {why}", scene.heading));
+                continue;
+            }
             nodes.check(args, scene.needs)?;
             let may_lack = scene.may_lack || page != PageSize::Base;
             scenes.push(Planned { may_lack, ..scene });

@@ -9,7 +9,7 @@ use super::balancing::{Balancing, Switch};
 use super::{BESIDE_TIME, LIMIT, Purpose, Setting, Writes};
 use crate::Error;
 use crate::document::Value;
-use crate::experiments::ways::{Prepared, Way, Ways};
+use crate::experiments::ways::{Prepared, Way, Ways, with_lost};
 use crate::experiments::{Case, Outcome, Scene};
 use crate::leap::{Watched, Wish, watch};
 use crate::load::{Beside, Load, Log, Shadow, Work, Writing, run_beside};
@@ -236,7 +236,7 @@ impl Loaded {
         });
         drop(on);
         balancing.shadow = shadow;
-        balancing.bring_back()?;
+        let back = balancing.bring_back();
         self.balancing = Some(balancing);
         let (done, lost) = ran?;
         let (balanced, took) = &done.of;
@@ -244,7 +244,7 @@ impl Loaded {
         let moved = balanced.placement.on_target as f64 / balanced.placement.pages() as f64;
         let (kept, gap_ns) = (self.kept(&done), longest(&done.log, Phase::During));
         // The kernel does not tell how often it copied a page, and waits for accesses.
-        Ok(self.outcome(&Numbers { ns, moved, kept, gap_ns, ..Numbers::NONE }, lost))
+        with_lost(self.outcome(&Numbers { ns, moved, kept, gap_ns, ..Numbers::NONE }, lost), back)
     }
 
     fn call(&mut self, call: Call, stopped: &dyn Fn() -> bool) -> Result<Outcome, Error> {
@@ -253,18 +253,21 @@ impl Loaded {
         let mut trip = self.ways.trip(call)?;
         let shadow = &mut self.shadows[1];
         let (done, lost) = run(&self.load, words, shadow, Phase::During, |_, start| {
-            let moved = on_cpu(cpu, || trip.go())??;
+            let called = on_cpu(cpu, || trip.call())??;
             window.inspect(|window| rest(start, *window, stopped));
-            Ok(moved)
+            Ok(called)
         })?;
-        trip.bring_back()?;
+        let placed = trip.moved(done.of);
+        let back = trip.bring_back();
         drop(trip);
         let ns = done.of.ns as f64;
-        let moved = done.of.on_target as f64 / done.of.pages as f64;
+        let placed = placed.map_err(|error| error.with_lost(lost))?;
+        let moved = placed.on_target as f64 / placed.pages as f64;
         let (kept, gap_ns) = (self.kept(&done), longest(&done.log, Phase::During));
         // The kernel does not tell how often it copied a page: at least once, if it moved.
         let copied = moved;
-        Ok(self.outcome(&Numbers { ns, moved, kept, copied, gap_ns, ..Numbers::NONE }, lost))
+        let numbers = Numbers { ns, moved, kept, copied, gap_ns, ..Numbers::NONE };
+        with_lost(self.outcome(&numbers, lost), back)
     }
 
     fn migration(&mut self, way: Way, stopped: &dyn Fn() -> bool) -> Result<Outcome, Error> {
@@ -278,7 +281,7 @@ impl Loaded {
             window.inspect(|window| rest(start, *window, stopped));
             Ok(leap)
         })?;
-        self.ways.bring_back(way)?;
+        let back = self.ways.bring_back(way);
         if window.is_none() {
             // Watching took time before and after the leap, too.
             (done.took, done.written) = (done.of.elapsed, done.of.writes);
@@ -293,10 +296,14 @@ impl Loaded {
             kept: self.kept(&done),
             extra: report.bytes_recopied as f64 / bytes,
             copied: report.bytes_copied as f64 / bytes,
-            gap_ns: longest(&done.log, Phase::During),
+            gap_ns: match window {
+                // All of the window, as for the others.
+                Some(_) => longest(&done.log, Phase::During).max(longest(&done.log, Phase::After)),
+                None => longest(&done.log, Phase::During),
+            },
             populate_ns: if populate_ns > 0.0 { populate_ns } else { f64::NAN },
         };
-        Ok(self.outcome(&numbers, lost))
+        with_lost(self.outcome(&numbers, lost), back)
     }
 }
 
@@ -315,18 +322,19 @@ fn run<T>(
         // On the node of the writer, for all ways alike.
         None => shadow.insert(shadow_for(load, words)?),
     };
-    let ((of, took, written), log) = run_beside(load, words, shadow, |beside| {
+    let ran = run_beside(load, words, shadow, |beside| {
         beside.stage.enter(phase);
         let (start, before) = (Instant::now(), beside.completed());
         let of = body(beside, start)?;
         let (took, written) = (start.elapsed(), beside.completed() - before);
         beside.stage.enter(Phase::After);
         Ok::<_, Error>((of, took, written))
-    })?;
+    });
     let lost = shadow.lost(words);
     if lost > 0 {
         shadow.accept(words);
     }
+    let ((of, took, written), log) = ran.map_err(|error| error.with_lost(lost))?;
     Ok((Done { of, took, written, log }, lost))
 }
 
