@@ -21,8 +21,9 @@ pub struct Nodes {
     /// Another CPU than the first of these, of the destination if possible; the same one if there
     /// is no other.
     pub writer_cpu: usize,
-    /// Whether that is a CPU of the destination.
-    pub writer_is_there: bool,
+    /// The CPU of a writer towards which automatic balancing moves pages: of the destination. `None`
+    /// if that has none for this process.
+    pub local_cpu: Option<usize>,
 }
 
 impl Nodes {
@@ -43,9 +44,11 @@ impl Nodes {
             return Err(Refusal::new("the kernel names no CPU for this process".to_owned()).into());
         };
         let writer_cpu = cpus.iter().copied().find(|other| *other != cpu).unwrap_or(cpu);
-        let writer_is_there = of_destination.contains(&writer_cpu);
+        // The only CPU of a destination is that of copies, too, but nothing is copied meanwhile.
+        let is_there = of_destination.contains(&writer_cpu);
+        let local_cpu = if is_there { Some(writer_cpu) } else { of_destination.first().copied() };
         let cpus = if of_destination.is_empty() { cpus } else { of_destination };
-        Ok(Nodes { all, from, to, cpus, writer_cpu, writer_is_there })
+        Ok(Nodes { all, from, to, cpus, writer_cpu, local_cpu })
     }
 
     /// The CPU of a thread that copies or calls the kernel.
@@ -55,7 +58,7 @@ impl Nodes {
 
     /// Whether automatic balancing is measured. It waits for the time-out of 10 s in most rounds.
     pub fn is_balanced(&self, args: &ExperimentArgs) -> bool {
-        self.from != self.to && self.writer_is_there && !args.quick
+        self.from != self.to && self.local_cpu.is_some() && !args.quick
     }
 
     pub fn setting(&self, args: &ExperimentArgs, page: PageSize) -> ways::Setting {

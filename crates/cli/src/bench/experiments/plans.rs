@@ -34,8 +34,8 @@ const SHORT: &str = "automatic balancing waits for a time-out of 10 s in most ro
 /// Another one.
 const NO_ACCESS: &str = "automatic balancing moves nothing while nothing accesses the memory.";
 /// Another one.
-const NO_WRITER: &str = "automatic balancing is left out: it moves pages towards the writer, for \
-                         which the destination has no second CPU.";
+const NO_WRITER: &str = "automatic balancing is left out: it moves pages towards the thread that \
+                         accesses them, for which the destination has no CPU.";
 
 /// Makes a scene when its turn has come.
 pub type Build = Box<dyn FnOnce() -> Result<Box<dyn Scene>, Stop>>;
@@ -275,6 +275,7 @@ fn of_loads(
                 ways: nodes.setting(args, page),
                 writes,
                 writer_cpu: nodes.writer_cpu,
+                local_cpu: nodes.local_cpu,
                 purpose,
             };
             let build = move || {
@@ -319,7 +320,7 @@ fn of_pages(
         (true, _) => Some(ONE_NODE),
         (false, false) => Some(NO_ACCESS),
         (false, true) if args.quick => Some(SHORT),
-        (false, true) if !nodes.writer_is_there => Some(NO_WRITER),
+        (false, true) if nodes.local_cpu.is_none() => Some(NO_WRITER),
         (false, true) => None,
     };
     notes.extend(note.map(str::to_owned));

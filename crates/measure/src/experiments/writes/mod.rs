@@ -152,6 +152,9 @@ pub struct Setting {
     pub writes: Writes,
     /// The CPU of the writer.
     pub writer_cpu: usize,
+    /// Its CPU beside automatic balancing, which moves pages to the node of this CPU; `None`: the
+    /// same.
+    pub local_cpu: Option<usize>,
     /// The purpose of the load.
     pub purpose: Purpose,
 }

@@ -86,6 +86,8 @@ pub struct Loaded {
     pub(super) ways: Ways,
     writes: Writes,
     load: Load,
+    /// The load beside automatic balancing.
+    local_load: Load,
     cpu: usize,
     purpose: Purpose,
     /// The expected words of the region, and of the private memory.
@@ -131,7 +133,7 @@ impl Loaded {
         switch: Option<Switch>,
         go_on: impl Fn() -> Result<(), E>,
     ) -> Result<Loaded, E> {
-        let Setting { ways, writes, writer_cpu, purpose } = setting;
+        let Setting { ways, writes, writer_cpu, local_cpu, purpose } = setting;
         on_cpu(writer_cpu, || ())?;
         let (bytes, page, nodes) = (ways.bytes as usize, ways.page, [ways.from, ways.to]);
         let (cpu, seed) = (ways.cpu, ways.seed);
@@ -166,6 +168,7 @@ impl Loaded {
             ways,
             writes,
             load: writes.load(writer_cpu, seed),
+            local_load: writes.load(local_cpu.unwrap_or(writer_cpu), seed),
             cpu,
             purpose,
             shadows: [None, None],
@@ -228,12 +231,13 @@ impl Loaded {
         let mut balancing = self.balancing.take().expect("only then it has a turn");
         let on = balancing.on()?;
         let mut shadow = balancing.shadow.take();
-        let ran = run(&self.load, balancing.words(), &mut shadow, Phase::During, |_, start| {
-            let balanced = balancing.wait(window.unwrap_or(LIMIT), stopped)?;
-            let took = start.elapsed();
-            window.inspect(|window| rest(start, *window, stopped));
-            Ok((balanced, took))
-        });
+        let ran =
+            run(&self.local_load, balancing.words(), &mut shadow, Phase::During, |_, start| {
+                let balanced = balancing.wait(window.unwrap_or(LIMIT), stopped)?;
+                let took = start.elapsed();
+                window.inspect(|window| rest(start, *window, stopped));
+                Ok((balanced, took))
+            });
         drop(on);
         balancing.shadow = shadow;
         let back = balancing.bring_back();

@@ -23,7 +23,7 @@ fn loaded_for(purpose: Purpose, all: &[Way], rate: Rate) -> Loaded {
     let ways = ways::Setting { bytes, page, from: node, to: node, cpu, cpus, seed: 5 };
     let writes = Writes { rate, rows: Rows::Uniform };
     let writer_cpu = *topology.allowed_cpus().last().unwrap();
-    let setting = Setting { ways, writes, writer_cpu, purpose };
+    let setting = Setting { ways, writes, writer_cpu, local_cpu: None, purpose };
     Loaded::new(setting, all, None, || Ok::<_, Error>(())).unwrap()
 }
 
