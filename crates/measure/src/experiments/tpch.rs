@@ -28,7 +28,9 @@ use crate::load::{Load, Pattern, Rate, Rows, Shadow, Work, Writing, run_beside};
 use crate::matrix::on_cpu;
 use crate::method::{Interval, LEAST_VALUES, Placed};
 use crate::rivals::calls::{Call, Trip};
-use crate::tpch::lineitem::{Generator, Layout, ROWS_AT_SF1, estimate_bytes, text_pool};
+use crate::tpch::lineitem::{
+    Generator, Layout, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_bytes, text_pool,
+};
 use crate::tpch::queries::{Columns, Q1Answer, q1, q6};
 use crate::tpch::{columns, order_keys, other_columns};
 
@@ -233,7 +235,12 @@ impl Tables {
     pub fn needs(bytes: u64, is_balanced: bool) -> [u64; 2] {
         let [from, to] = Ways::needs(bytes, &ways(bytes));
         let balanced = if is_balanced { bytes } else { 0 };
-        [from + balanced, to + balanced + bytes + bytes / 4]
+        [from + balanced, to + balanced + Tables::beside(bytes)]
+    }
+
+    /// Bytes of copies to compare with, and of the generator.
+    pub fn beside(bytes: u64) -> u64 {
+        bytes + bytes / 4 + TEXT_POOL_BYTES
     }
 }
 

@@ -190,8 +190,7 @@ fn tpch(args: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
         let is_balanced = nodes.is_balanced(args);
         let setting = nodes.setting(args, page);
         let writer_cpu = nodes.writer_cpu;
-        // The copies to compare with.
-        let shadows = args.bytes() + args.bytes() / 4;
+        let shadows = Tables::beside(args.bytes());
         let needs = ordinary(page, Tables::needs(args.bytes(), is_balanced), shadows);
         let build = move || {
             let spinner = progress::moving_spinner("making lineitem");
