@@ -28,9 +28,7 @@ use crate::load::{Load, Pattern, Rate, Rows, Shadow, Work, Writing, run_beside};
 use crate::matrix::on_cpu;
 use crate::method::{Interval, LEAST_VALUES, Placed};
 use crate::rivals::calls::{Call, Trip};
-use crate::tpch::lineitem::{
-    Generator, Layout, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_bytes, text_pool,
-};
+use crate::tpch::lineitem::{Generator, Layout, TEXT_POOL_BYTES, estimate_bytes, text_pool};
 use crate::tpch::queries::{Columns, Q1Answer, q1, q6};
 use crate::tpch::{columns, order_keys, other_columns};
 
@@ -122,11 +120,6 @@ pub fn ways(bytes: u64) -> Vec<Way> {
 /// The scale factor of a table with about this number of bytes.
 pub fn scale_factor(bytes: u64) -> f64 {
     bytes as f64 / estimate_bytes(1.0)
-}
-
-/// Rows of such a table, for progress.
-pub fn rows(bytes: u64) -> u64 {
-    (scale_factor(bytes) * ROWS_AT_SF1 as f64) as u64
 }
 
 /// A table in each memory that moves.
