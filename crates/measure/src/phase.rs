@@ -110,9 +110,6 @@ impl Default for Times {
 impl Times {
     /// No times yet.
     pub fn new() -> Times {
-        // Fixed bounds: recording never allocates.
-        let empty =
-            || Histogram::new_with_bounds(1, LONGEST_NS, FIGURES).expect("the bounds are valid");
         Times(PHASES.map(|_| empty()))
     }
 
@@ -142,14 +139,16 @@ impl Times {
 
     /// The times of `phase` in five numbers; `None` without times.
     pub fn spread(&self, phase: Phase) -> Option<Spread> {
-        let quantile = |share| self.quantile_ns(phase, share);
-        Some(Spread {
-            count: self.count(phase),
-            p50_ns: quantile(0.5)?,
-            p99_ns: quantile(0.99)?,
-            p999_ns: quantile(0.999)?,
-            max_ns: quantile(1.0)?,
-        })
+        spread(&self.0[phase as usize])
+    }
+
+    /// The times of several phases together in five numbers; `None` without times.
+    pub fn spread_of_all(&self, phases: &[Phase]) -> Option<Spread> {
+        let mut all = empty();
+        for phase in phases {
+            all.add(&self.0[*phase as usize]).expect("the bounds are the same");
+        }
+        spread(&all)
     }
 
     /// The times of `phase` that occurred, each with how often, the shortest first. Times are kept
@@ -158,6 +157,22 @@ impl Times {
         let recorded = self.0[phase as usize].iter_recorded();
         recorded.map(|step| (step.value_iterated_to(), u64::from(step.count_at_value())))
     }
+}
+
+/// A histogram without times. Its bounds are fixed, so that recording never allocates.
+fn empty() -> Histogram<u32> {
+    Histogram::new_with_bounds(1, LONGEST_NS, FIGURES).expect("the bounds are valid")
+}
+
+/// The times of a histogram in five numbers; `None` without times.
+fn spread(of: &Histogram<u32>) -> Option<Spread> {
+    (!of.is_empty()).then(|| Spread {
+        count: of.len(),
+        p50_ns: of.value_at_quantile(0.5),
+        p99_ns: of.value_at_quantile(0.99),
+        p999_ns: of.value_at_quantile(0.999),
+        max_ns: of.value_at_quantile(1.0),
+    })
 }
 
 /// Times in five numbers.
@@ -220,6 +235,11 @@ mod tests {
             assert!(close(Some(ns), expected), "{ns} {expected}");
         }
         assert_eq!(times.spread(Phase::Before), None);
+        assert_eq!(times.spread_of_all(&[Phase::Before]), None);
+        let all = times.spread_of_all(&[Phase::During, Phase::After]).unwrap();
+        assert_eq!(all.count, 1001);
+        // The time after the leap is the longest, and only one of them.
+        assert!(close(Some(all.p99_ns), 991e6) && close(Some(all.max_ns), LONGEST_NS as f64));
         assert_eq!(PHASES.map(|phase| times.count(phase)), [0, 0, 1000, 1]);
         let mut joined = Times::new();
         joined.add(Phase::Before, Duration::from_millis(1));

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use super::ways::LABELS;
+use super::writes::GAPS;
 use super::{About, Metric, share, time};
 use crate::load::Rate;
 
@@ -22,11 +23,14 @@ pub const ABOUT: About = About {
     metrics: &METRICS,
 };
 
-const METRICS: [Metric; 4] = [
+const METRICS: [Metric; 7] = [
     share("kept", "kept", "writes that were done, of those that were requested"),
     time("migrate", "migrated", "until the last page had moved, or until the time-out of 10 s"),
     share("moved", "moved", "pages that moved, of all"),
-    time("max_gap", "gap", "longest gap of the writer"),
+    GAPS[0],
+    GAPS[1],
+    GAPS[2],
+    GAPS[3],
 ];
 
 /// How long threads write, as in the paper.

@@ -51,13 +51,24 @@ pub const OVERHEAD: About = About {
     metrics: &METRICS,
 };
 
-const METRICS: [Metric; 7] = [
+/// Gaps of the writer, by a histogram of each run.
+pub(super) const GAPS: [Metric; 4] = [
+    time("gap_p50", "", ""),
+    time("gap_p99", "p99", "gap of the writer that 99 of 100 do not exceed"),
+    time("gap_p999", "", ""),
+    time("gap_max", "gap", "longest gap of the writer"),
+];
+
+const METRICS: [Metric; 10] = [
     time("time", "time", "until the last page had moved, or until the time-out of 10 s"),
     share("moved", "moved", "pages that moved, of all"),
     share("kept", "kept", "writes meanwhile, of those that were requested"),
     share("extra_copied", "extra", "bytes copied again, of all bytes"),
     share(COPIED, "copied", "bytes copied, retries included, of all bytes"),
-    time("max_gap", "gap", "longest gap of the writer"),
+    GAPS[0],
+    GAPS[1],
+    GAPS[2],
+    GAPS[3],
     time(
         "populate",
         "reserve",
@@ -178,10 +189,15 @@ impl Purpose {
 
     /// The numbers in the order of the metrics.
     fn numbers(self, of: &Numbers) -> Vec<f64> {
-        let Numbers { ns, moved, kept, extra, copied, gap_ns, populate_ns } = *of;
+        let Numbers { ns, moved, kept, extra, copied, gaps, populate_ns } = *of;
+        let gaps = gaps.map_or([f64::NAN; GAPS.len()], |of| {
+            [of.p50_ns, of.p99_ns, of.p999_ns, of.max_ns].map(|ns| ns as f64)
+        });
         match self {
-            Purpose::Migrations => vec![ns, moved, kept, extra, copied, gap_ns, populate_ns],
-            Purpose::Window(_) => vec![kept, ns, moved, gap_ns],
+            Purpose::Migrations => {
+                [&[ns, moved, kept, extra, copied], &gaps[..], &[populate_ns]].concat()
+            }
+            Purpose::Window(_) => [&[kept, ns, moved], &gaps[..]].concat(),
         }
     }
 }

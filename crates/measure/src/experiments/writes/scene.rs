@@ -15,7 +15,7 @@ use crate::leap::{Watched, Wish, watch};
 use crate::load::{Beside, Load, Log, Shadow, Work, Writing, run_beside};
 use crate::matrix::on_cpu;
 use crate::memcpy::METHODS;
-use crate::phase::Phase;
+use crate::phase::{Phase, Spread};
 use crate::rivals::calls::Call;
 
 /// How often it is looked whether to stop, while nothing else happens.
@@ -64,7 +64,8 @@ pub(super) struct Numbers {
     pub extra: f64,
     /// Bytes copied, retries included / all bytes.
     pub copied: f64,
-    pub gap_ns: f64,
+    /// Gaps of the writer.
+    pub gaps: Option<Spread>,
     /// The time to populate a reserve.
     pub populate_ns: f64,
 }
@@ -76,7 +77,7 @@ impl Numbers {
         kept: f64::NAN,
         extra: f64::NAN,
         copied: f64::NAN,
-        gap_ns: f64::NAN,
+        gaps: None,
         populate_ns: f64::NAN,
     };
 }
@@ -209,8 +210,8 @@ impl Loaded {
             })
         })?;
         let ns = done.took.as_nanos() as f64 / f64::from(done.of);
-        let (kept, gap_ns) = (self.kept(&done), longest(&done.log, Phase::Memcpy));
-        Ok(self.outcome(&Numbers { ns, kept, gap_ns, ..Numbers::NONE }, lost))
+        let (kept, gaps) = (self.kept(&done), done.log.gaps.spread(Phase::Memcpy));
+        Ok(self.outcome(&Numbers { ns, kept, gaps, ..Numbers::NONE }, lost))
     }
 
     /// The load alone.
@@ -221,8 +222,8 @@ impl Loaded {
             rest(start, window, stopped);
             Ok(())
         })?;
-        let (kept, gap_ns) = (self.kept(&done), longest(&done.log, Phase::During));
-        Ok(self.outcome(&Numbers { kept, gap_ns, ..Numbers::NONE }, lost))
+        let (kept, gaps) = (self.kept(&done), done.log.gaps.spread(Phase::During));
+        Ok(self.outcome(&Numbers { kept, gaps, ..Numbers::NONE }, lost))
     }
 
     /// Waits until automatic NUMA balancing has moved all pages, or until the time-out.
@@ -246,9 +247,9 @@ impl Loaded {
         let (balanced, took) = &done.of;
         let ns = balanced.ns.unwrap_or(took.as_nanos() as u64) as f64;
         let moved = balanced.placement.on_target as f64 / balanced.placement.pages() as f64;
-        let (kept, gap_ns) = (self.kept(&done), longest(&done.log, Phase::During));
+        let (kept, gaps) = (self.kept(&done), done.log.gaps.spread(Phase::During));
         // The kernel does not tell how often it copied a page, and waits for accesses.
-        with_lost(self.outcome(&Numbers { ns, moved, kept, gap_ns, ..Numbers::NONE }, lost), back)
+        with_lost(self.outcome(&Numbers { ns, moved, kept, gaps, ..Numbers::NONE }, lost), back)
     }
 
     fn call(&mut self, call: Call, stopped: &dyn Fn() -> bool) -> Result<Outcome, Error> {
@@ -267,10 +268,10 @@ impl Loaded {
         let ns = done.of.ns as f64;
         let placed = placed.map_err(|error| error.with_lost(lost))?;
         let moved = placed.on_target as f64 / placed.pages as f64;
-        let (kept, gap_ns) = (self.kept(&done), longest(&done.log, Phase::During));
+        let (kept, gaps) = (self.kept(&done), done.log.gaps.spread(Phase::During));
         // The kernel does not tell how often it copied a page: at least once, if it moved.
         let copied = moved;
-        let numbers = Numbers { ns, moved, kept, copied, gap_ns, ..Numbers::NONE };
+        let numbers = Numbers { ns, moved, kept, copied, gaps, ..Numbers::NONE };
         with_lost(self.outcome(&numbers, lost), back)
     }
 
@@ -300,10 +301,10 @@ impl Loaded {
             kept: self.kept(&done),
             extra: report.bytes_recopied as f64 / bytes,
             copied: report.bytes_copied as f64 / bytes,
-            gap_ns: match window {
+            gaps: match window {
                 // All of the window, as for the others.
-                Some(_) => longest(&done.log, Phase::During).max(longest(&done.log, Phase::After)),
-                None => longest(&done.log, Phase::During),
+                Some(_) => done.log.gaps.spread_of_all(&[Phase::During, Phase::After]),
+                None => done.log.gaps.spread(Phase::During),
             },
             populate_ns: if populate_ns > 0.0 { populate_ns } else { f64::NAN },
         };
@@ -358,10 +359,6 @@ fn rest(start: Instant, window: Duration, stopped: &dyn Fn() -> bool) {
         }
         std::thread::sleep(left.min(LOOK));
     }
-}
-
-fn longest(log: &Log, phase: Phase) -> f64 {
-    log.gaps.quantile_ns(phase, 1.0).map_or(f64::NAN, |ns| ns as f64)
 }
 
 impl Scene for Loaded {
