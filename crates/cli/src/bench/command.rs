@@ -22,7 +22,7 @@ pub struct BenchArgs {
     #[arg(long, requires = "list")]
     pub json: bool,
 
-    /// What is measured
+    /// The measurement
     #[command(subcommand)]
     pub command: Option<BenchCommand>,
 }

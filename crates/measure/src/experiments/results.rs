@@ -153,7 +153,7 @@ impl View<'_> {
         self.rounds.whole().iter().map(number).collect()
     }
 
-    /// A metric over the rounds in which it is known; `None` if there are none.
+    /// A metric over the rounds in which it is known; `None` if no round knows it.
     fn metric(&self, case: usize, metric: usize) -> Option<Estimate> {
         self.estimate(self.numbers(case, metric).into_iter())
     }

@@ -223,7 +223,7 @@ fn governors(files: &SysFiles, online: &[usize]) -> Option<Vec<String>> {
     distinct(online.iter().filter_map(governor).collect())
 }
 
-/// The texts, sorted and each once; `None` if there are none.
+/// The texts, sorted and each once; `None` without texts.
 fn distinct(mut texts: Vec<String>) -> Option<Vec<String>> {
     texts.sort_unstable();
     texts.dedup();
