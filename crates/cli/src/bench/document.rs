@@ -171,7 +171,7 @@ mod tests {
         let mut place = Place::build(args.size, kind, 0, 0).ok().unwrap();
         let engines = args.rows();
         let groups = args.loads(args.size).into_iter().map(|load| {
-            let runs = run::measure(&args, &mut place, load.work, &engines, &mut |_, _| ());
+            let runs = run::measure(&args, &mut place, load.work, &engines, &|| ());
             let case = |engine: &EngineRow| Case { engine: *engine, kind, load };
             Group { cases: engines.iter().map(case).collect(), runs: runs.ok().unwrap() }
         });

@@ -158,12 +158,11 @@ fn measure_load(
     steps.now(format!("{kind}, {}", load.kind));
     let case = |engine: &EngineRow| Case { engine: *engine, kind, load };
     let cases: Vec<Case> = engines.iter().map(case).collect();
-    let runs = run::measure(args, place, load.work, engines, &mut |at, runs| {
-        steps.done();
-        if runs.samples[at].len() == args.runs() {
-            steps.row_done(&rows::in_short(&cases[at], at, runs));
-        }
-    })?;
+    let runs = run::measure(args, place, load.work, engines, &|| steps.done())?;
+    // Only here: a signal during the last run still discards all rows of this load.
+    for (at, case) in cases.iter().enumerate() {
+        steps.row_done(&rows::in_short(case, at, &runs));
+    }
     Ok(Group { cases, runs })
 }
 

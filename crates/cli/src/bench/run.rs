@@ -43,13 +43,13 @@ pub struct BesideMemcpy {
 }
 
 /// Measures all `engines` beside one load, one run after the other. Calls `measured` after each
-/// leap, with the index of the engine and all results so far.
+/// leap.
 pub fn measure(
     args: &EnginesArgs,
     place: &mut Place,
     work: Work,
     engines: &[EngineRow],
-    measured: &mut dyn FnMut(usize, &Runs),
+    measured: &dyn Fn(),
 ) -> Result<Runs, Stop> {
     let mut runs = Runs::default();
     runs.samples.resize_with(engines.len(), Vec::new);
@@ -65,7 +65,7 @@ pub fn measure(
             let sample = leap(args, place, &load, &engines[at])?;
             runs.samples[at].push(sample);
             back(place)?;
-            measured(at, &runs);
+            measured();
         }
         if run % 2 == 1 {
             copy(place, &load, run, &mut runs)?;
