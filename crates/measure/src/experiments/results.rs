@@ -219,7 +219,10 @@ pub struct Results {
 /// A row of the table: a case of a part.
 struct Row<'a> {
     number: usize,
-    heading: String,
+    /// The heading of its part, such as the page size.
+    part: &'a str,
+    /// That heading with the base.
+    title: String,
     case: usize,
     view: View<'a>,
     /// The number of the first row of its part.
@@ -258,7 +261,8 @@ impl Results {
             let first = rows.len();
             rows.extend((0..part.cases.len()).map(|case| Row {
                 number: first + case,
-                heading: part.title(),
+                part: &part.heading,
+                title: part.title(),
                 case,
                 view: part.view(),
                 first,
@@ -307,7 +311,7 @@ impl Results {
     }
 
     fn table(&self, rows: &[Row<'_>]) -> Table {
-        let mut heads = vec![data("row")];
+        let mut heads = ["row", "part"].map(data).to_vec();
         let labels = self.about.labels.iter();
         heads.extend(labels.map(|label| shown(label.key, label.head, label.meaning)));
         for (at, metric) in self.about.metrics.iter().enumerate() {
@@ -348,7 +352,7 @@ impl Results {
         Table {
             heads,
             rows: rows.iter().map(|row| self.cells(row)).collect(),
-            groups: rows.iter().map(|row| row.heading.clone()).collect(),
+            groups: rows.iter().map(|row| row.title.clone()).collect(),
         }
     }
 
@@ -359,7 +363,7 @@ impl Results {
 
     fn cells(&self, row: &Row<'_>) -> Vec<Value> {
         let view = &row.view;
-        let mut cells = vec![Value::count(row.number)];
+        let mut cells = vec![Value::count(row.number), row.part.into()];
         cells.extend(view.cases[row.case].labels.iter().cloned());
         for (at, metric) in self.about.metrics.iter().enumerate() {
             let of = view.metric(row.case, at);
@@ -553,6 +557,7 @@ mod tests {
         assert_eq!(rows.len(), 3);
         let leap = &rows[2];
         assert_eq!((leap["way"].as_str(), leap["base_row"].as_u64()), (Some("leap"), Some(1)));
+        assert_eq!(leap["part"], "pages of 4k");
         // The times differ by six; no ratio does.
         for key in ["ratio", "ratio_min", "ratio_max", "ratio_low", "ratio_high"] {
             assert_eq!(leap[key], 2.0, "{key}");
