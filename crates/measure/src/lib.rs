@@ -26,6 +26,7 @@
 //! * [`scenarios`]: those beside threads that use up bandwidth, with page tables placed by a rule.
 //! * [`experiments`]: the experiments of *Taking the Leap*, each with its rivals.
 //! * [`churn`]: threads that allocate and free memory, to compare allocators.
+//! * [`compare`]: two results of the same experiments: changes, and whether they are more than noise.
 //! * [`host`]: the machine beside results, and the noise on it while something is measured.
 //! * [`memcpy`]: the base line for leaps: copies of the same bytes by one thread.
 //! * [`private`]: private anonymous memory for measurements.
@@ -38,6 +39,7 @@
 #![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 
 pub mod churn;
+pub mod compare;
 pub mod document;
 pub mod experiments;
 pub mod export;

@@ -348,6 +348,7 @@ mod tests {
                         "advise",
                         "allocators",
                         "bench",
+                        "compare",
                         "experiments",
                         "export",
                         "huge_pages",

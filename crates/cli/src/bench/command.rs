@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 
 use super::allocators::AllocatorsArgs;
 use super::args::EnginesArgs;
+use super::compare::CompareArgs;
 use super::experiments::{AllArgs, ExperimentCommand};
 use super::page_tables::PageTablesArgs;
 use super::prober::ProberArgs;
@@ -32,6 +33,7 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     All(AllArgs),
     Allocators(AllocatorsArgs),
+    Compare(CompareArgs),
     Engines(Box<EnginesArgs>),
     PageTables(PageTablesArgs),
     Prober(ProberArgs),

@@ -9,6 +9,7 @@ mod allocators;
 mod args;
 mod columns;
 mod command;
+mod compare;
 mod document;
 mod experiments;
 mod gaps;
@@ -48,6 +49,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Stop> {
     match command {
         BenchCommand::All(args) => experiments::run_all(args),
         BenchCommand::Allocators(args) => allocators::run(args),
+        BenchCommand::Compare(args) => compare::run(args),
         BenchCommand::Engines(args) => engines(args),
         BenchCommand::Experiment(command) => experiments::run(command),
         BenchCommand::PageTables(args) => page_tables::run(args),

@@ -147,6 +147,13 @@ pub struct About {
     pub metrics: &'static [Metric],
 }
 
+impl About {
+    /// Whether more of the first number is better: a share of what was asked for, and no time.
+    pub fn more_is_better(&self) -> bool {
+        self.metrics.first().is_some_and(|metric| metric.unit == Unit::Share)
+    }
+}
+
 /// Memory and threads that are ready, and the cases that they can measure.
 pub trait Scene {
     /// The compared things.

@@ -326,7 +326,7 @@ impl Results {
         let several = self.parts.iter().any(|part| part.common_base().is_none());
         let of = if several { "of" } else { "" };
         heads.push(shown("", of, "the row that it is compared with"));
-        heads.push(data("base_row"));
+        heads.extend(["base_row", "base_rows"].map(data));
         let ratio = "number in the first column of figures / that of the compared row, in the same \
                      round";
         heads.push(shown("ratio", "ratio", ratio));
@@ -378,6 +378,8 @@ impl Results {
         let name = |base: usize| difference(&cases[base], &cases[row.case]);
         cells.push(base.map_or(Value::from(""), |base| name(base).into()));
         cells.push(base.map_or(Value::Unknown, |base| Value::count(row.first + base)));
+        let candidates = cases[row.case].bases.iter().map(|base| Value::count(row.first + base));
+        cells.push(Value::List(candidates.collect()));
         cells.extend(five(ratio).map(Value::ratio));
         let interval = ratio.and_then(|of| of.interval);
         let text = |of: Interval| format!("{} to {}", three_digits(of.low), three_digits(of.high));
@@ -557,7 +559,10 @@ mod tests {
         assert_eq!(rows.len(), 3);
         let leap = &rows[2];
         assert_eq!((leap["way"].as_str(), leap["base_row"].as_u64()), (Some("leap"), Some(1)));
-        assert_eq!(leap["part"], "pages of 4k");
+        assert_eq!(
+            (&leap["part"], &leap["base_rows"]),
+            (&"pages of 4k".into(), &vec![0, 1].into())
+        );
         // The times differ by six; no ratio does.
         for key in ["ratio", "ratio_min", "ratio_max", "ratio_low", "ratio_high"] {
             assert_eq!(leap[key], 2.0, "{key}");

@@ -17,8 +17,7 @@ use anyhow::anyhow;
 use pageleap_measure::document::{Body, Document, Section, Table, Value, column, fact};
 use pageleap_measure::experiments::{About, Results, tpch};
 
-use args::ABOUTS;
-pub use args::{AllArgs, ExperimentCommand};
+pub use args::{ABOUTS, AllArgs, ExperimentCommand};
 use nodes::Nodes;
 use plans::Plan;
 
