@@ -15,17 +15,18 @@ use crate::stop::{Refusal, Stop};
 /// Compare results before and after a change: the changes, and whether they are more than noise.
 ///
 /// Takes files of `bench EXPERIMENT --export-json FILE` or of `bench all`. Each row is compared by
-/// its ratio to copies of the same bytes in the same round, so a machine that is slower today raises
-/// no alarm. A row is called slower or faster if its change is surely more than the margin. Intervals
-/// of all rows hold together with 95 %.
+/// its ratio to copies of the same bytes in the same round, so a machine that is slower today
+/// raises no alarm. A row is called slower or faster if its change is surely more than the margin.
+/// Intervals of all rows hold together with 95 %.
 ///
 /// A machine drifts over minutes, so two runs of one program differ by more than the noise within
-/// them. With six or more runs of each side, each run is one value, and changes of a few percent can
-/// be seen. Measure both sides in turns. The column *visible* has the least slowdown that would be
-/// called one.
+/// them. With six or more runs of each side, each run is one value, and changes of a few percent
+/// can be seen. Measure both sides in turns. The column *visible* has the least slowdown that
+/// would be called one.
 ///
 /// Exit code: 0 compared; 1 with --fail-if-slower: a row of the first file is slower in the second
-/// one, has lost words or moved fewer pages there, or cannot be compared; 2 files without a row that can be compared.
+/// one, has lost words or moved fewer pages there, or cannot be compared; 2 files without a row
+/// that can be compared.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct CompareArgs {
@@ -45,7 +46,8 @@ pub struct CompareArgs {
     pub margin: Option<f64>,
 
     /// Exit with 1 if a row of the first file is slower in the second one, has lost words or moved
-    /// fewer pages there, or cannot be compared, because the second file lacks it or has too few rounds
+    /// fewer pages there, or cannot be compared, because the second file lacks it or has too few
+    /// rounds
     #[arg(long)]
     pub fail_if_slower: bool,
 

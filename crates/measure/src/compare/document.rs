@@ -75,7 +75,7 @@ fn columns<'a>() -> Vec<Column<Shown<'a>>> {
         column(
             "",
             "interval",
-            "of the change; all intervals together hold with 95 %, but with fewer than six runs of each side they lack the drift between runs",
+            "of the change; 95 % for all rows together",
             |of| range(of.row.change).into(),
         ),
         column("visible_ratio", "visible", "the least slowdown that would be called one", |of| {
@@ -193,9 +193,9 @@ impl Comparison {
     fn advice(&self) -> Option<String> {
         if !self.is_of_runs() {
             return Some(format!(
-                "A machine drifts over minutes, so with fewer than {LEAST_VALUES} runs of each side \
-                 only changes of more than {} are called one. Give several runs by comma, measured \
-                 in turns: FIRST,FIRST,... SECOND,SECOND,...",
+                "A machine drifts over minutes, and fewer than {LEAST_VALUES} runs of each side do \
+                 not show that, so only changes of more than {} are called one. Give several runs \
+                 by comma, measured in turns: FIRST,FIRST,... SECOND,SECOND,...",
                 percent(self.margin)
             ));
         }
@@ -203,8 +203,8 @@ impl Comparison {
         let blind: Vec<&Judged> = self.rows.iter().filter(visible).collect();
         let needed = blind.iter().filter_map(|row| self.values_needed(row)).max()?;
         Some(format!(
-            "{} could have become {} slower without being noticed; about {} of each side would show \
-             it.",
+            "{} could have become {} slower without being noticed; about {} of each side would \
+             show it.",
             plural(blind.len(), "row"),
             percent(WANTED),
             plural(needed, "run"),

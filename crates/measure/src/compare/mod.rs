@@ -1,11 +1,11 @@
-//! Results of the same experiments, before and after a change: the changes, their sizes, and whether
-//! they are more than noise.
+//! Results of the same experiments, before and after a change: the changes, their sizes, and
+//! whether they are more than noise.
 //!
 //! * **A row is compared by its ratio to copies of the same bytes in the same round**, and not by
-//!   its time. A machine that is slower today makes both slow, so it raises no alarm. The copies are
-//!   all that the row was compared with when it was measured, by the mean of their logarithms: the
-//!   mean of five copies has less noise than the fastest one. The time of the copies themselves is
-//!   the time of the machine. It is shown apart, and it is never an alarm.
+//!   its time. A machine that is slower today makes both slow, so it raises no alarm. The copies
+//!   are all that the row was compared with when it was measured, by the mean of their logarithms:
+//!   the mean of five copies has less noise than the fastest one. The time of the copies
+//!   themselves is the time of the machine. It is shown apart, and it is never an alarm.
 //! * **Several runs of each side are compared by the means of the runs**: a machine drifts over
 //!   minutes, so two runs of one program differ by more than the noise within them. On an idle
 //!   virtual machine the differences of ratios were twice as large as the rounds of a run suggest.
@@ -14,11 +14,11 @@
 //!   drift over more than a run is not in these intervals, so the margin is larger:
 //!   [`MARGIN_OF_FEW`] instead of [`MARGIN`].
 //! * **The change is a difference of means of logarithms**, with an interval ([`trimmed`]).
-//! * **All rows of a report together raise a false alarm with at most 5 %** (Bonferroni: each row has
-//!   its share of them). With 20 rows, intervals of 95 % for each would raise one in two of three
-//!   reports.
-//! * **An alarm is a change that is surely larger than the margin**: the whole interval lies beyond
-//!   it.
+//! * **All rows of a report together raise a false alarm with at most 5 %** (Bonferroni: each row
+//!   has its share of them). With 20 rows, intervals of 95 % for each would raise one in two of
+//!   three reports.
+//! * **An alarm is a change that is surely larger than the margin**: the whole interval lies
+//!   beyond it.
 //!
 //! Nothing here measures. The same files give the same answer.
 
@@ -271,8 +271,8 @@ impl<'a> Matched<'a> {
         let (means, values) = self.sides(Found::ratios);
         let Some(means) = means else {
             return Err(format!(
-                "{}, {}, {}: too few rounds to tell a change from noise; measure at least {} of them \
-                 (--min-runs, with enough --time-limit)",
+                "{}, {}, {}: too few rounds to tell a change from noise; measure at least {} of \
+                 them (--min-runs, with enough --time-limit)",
                 experiment.name,
                 row.part,
                 row.name(),
@@ -298,7 +298,7 @@ impl<'a> Matched<'a> {
     }
 }
 
-/// Whether each side has so many runs that a run is a value.
+/// Whether each side has enough runs that a run is a value.
 fn has_enough_runs(runs: [usize; 2]) -> bool {
     runs[0].min(runs[1]) >= LEAST_VALUES
 }
@@ -424,8 +424,8 @@ impl Comparison {
         with.map(Judged::title).collect()
     }
 
-    /// Rows of the first file that are slower in the second one, have lost words or moved fewer pages
-    /// there, or were not compared, each with the reason.
+    /// Rows of the first file that are slower in the second one, have lost words or moved fewer
+    /// pages there, or were not compared, each with the reason.
     pub fn objections(&self) -> Vec<String> {
         let slower = self.with(Verdict::Slower).into_iter().map(|name| format!("slower: {name}"));
         let lost = self.rows.iter().filter(|row| row.lost[1] > 0);

@@ -1,10 +1,11 @@
 //! The difference of two trimmed means, with its interval. Pure.
 //!
-//! Times of a machine have few values that are far too large: a page fault in the copy loop, another
-//! virtual machine. A mean follows them, and a median ignores most values. A **trimmed mean** drops
-//! a fifth of the values at each end and averages the others, so its error is close to the smaller
-//! one of both. The interval of a difference of two is Yuen's: winsorized variances, and Welch's
-//! degrees of freedom (K. Yuen, *The two-sample trimmed t for unequal population variances*, 1974).
+//! Times of a machine have few values that are far too large: a page fault in the copy loop,
+//! another virtual machine. A mean follows them, and a median ignores most values. A **trimmed
+//! mean** drops a fifth of the values at each end and averages the others, so its error is close
+//! to the smaller one of both. The interval of a difference of two is Yuen's: winsorized
+//! variances, and Welch's degrees of freedom (K. Yuen, *The two-sample trimmed t for unequal
+//! population variances*, 1974).
 //!
 //! Values follow each other in time. If values that are near each other are alike, because the
 //! machine drifts, a mean varies more than its values say. So the variance has the autocovariances
@@ -59,8 +60,8 @@ impl Trimmed {
 }
 
 impl Trimmed {
-    /// Of values that are independent of each other and have no far ones, such as the means of runs:
-    /// nothing is dropped. `None` for fewer than two.
+    /// Of values that are independent of each other and have no far ones, such as the means of
+    /// runs: nothing is dropped. `None` for fewer than two.
     pub fn of_independent(values: &[f64]) -> Option<Trimmed> {
         if values.len() < 2 {
             return None;
