@@ -23,7 +23,7 @@ use crate::soak;
 /// reads recorded machines only. A supervisor looks at each call of `memory_calls`, which takes too
 /// long where CPUs are emulated, and so does the tracer of `traced`. `swap` needs a disk for its
 /// swap.
-pub const TEST_BINARIES: [&str; 39] = [
+pub const TEST_BINARIES: [&str; 40] = [
     "attributes",
     "auto",
     "bad_input",
@@ -61,6 +61,7 @@ pub const TEST_BINARIES: [&str; 39] = [
     "stress",
     "system_calls",
     "table_moves",
+    "use_cases",
     "views",
     "windows",
 ];

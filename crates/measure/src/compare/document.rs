@@ -72,12 +72,9 @@ fn columns<'a>() -> Vec<Column<Shown<'a>>> {
         column("change_low_ratio", "", "", |of| Value::Share(of.row.change.shares()[1])),
         column("change_high_ratio", "", "", |of| Value::Share(of.row.change.shares()[2])),
         column("", "change", "second / first - 1", |of| signed(of.row.change.shares()[0]).into()),
-        column(
-            "",
-            "interval",
-            "of the change; 95 % for all rows together",
-            |of| range(of.row.change).into(),
-        ),
+        column("", "interval", "of the change; 95 % for all rows together", |of| {
+            range(of.row.change).into()
+        }),
         column("visible_ratio", "visible", "the least slowdown that would be called one", |of| {
             Value::Share(of.visible)
         }),
