@@ -80,23 +80,36 @@ fn a_run_is_unchanged_beside_itself_and_a_slower_leap_is_told() {
         assert_eq!((&row["verdict"], &row["values"]), (&"unchanged".into(), &6.into()));
         assert_eq!(row["change_ratio"], 0.0);
     }
-    assert!(!same["copies"].as_array().unwrap().is_empty());
+    assert!(!same["bases"].as_array().unwrap().is_empty());
 
-    // Six runs of each side: the intervals have no width, so each change beyond 1 % is seen.
-    let slower = folder.changed("slower", |json| slow_down(json, 1.02));
-    let six = |file: &str| [file; 6].join(",");
-    let told = compare(&six(&before), &six(&slower), &["--json"]);
+    // Six runs of each side that differ by a little: each change beyond 1 % is seen.
+    let six = |name: &str, factor: f64| {
+        let file = |nth: u32| {
+            let jitter = 1.0 + 0.0005 * f64::from(nth % 3);
+            folder.changed(&format!("{name}{nth}"), |json| {
+                json["noise"]["nth"] = nth.into();
+                slow_down(json, factor * jitter);
+            })
+        };
+        (0..6).map(file).collect::<Vec<_>>().join(",")
+    };
+    let (before, slower) = (six("before", 1.0), six("slower", 1.05));
+    let told = compare(&before, &slower, &["--json"]);
     assert_eq!(told.status.code(), Some(0), "{}", stderr(&told));
     let told: Value = serde_json::from_slice(&told.stdout).unwrap();
     for row in told["rows"].as_array().unwrap() {
         let is_leap = row["labels"]["way"] == "auto";
         assert_eq!(row["verdict"], if is_leap { "slower" } else { "unchanged" }, "{row}");
     }
-    let failed = compare(&six(&before), &six(&slower), &["--fail-if-slower"]);
+    let failed = compare(&before, &slower, &["--fail-if-slower"]);
     assert_eq!(failed.status.code(), Some(1));
     assert!(stderr(&failed).contains("slower: copy, pages of 4k, auto"), "{}", stderr(&failed));
-    let margin = compare(&six(&before), &six(&slower), &["--fail-if-slower", "--margin", "3"]);
+    let margin = compare(&before, &slower, &["--fail-if-slower", "--margin", "6"]);
     assert_eq!(margin.status.code(), Some(0), "{}", stderr(&margin));
+
+    let twice = compare(&format!("{before},{before}"), &slower, &[]);
+    assert_eq!(twice.status.code(), Some(2));
+    assert!(stderr(&twice).contains("both are the same run"), "{}", stderr(&twice));
 }
 
 #[test]

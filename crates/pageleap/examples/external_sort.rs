@@ -2,17 +2,18 @@
 //! memory instead of a disk, and fetched block by block to be merged:
 //! `cargo run --release -p pageleap --example external_sort [MB [FAST_MB [FAST [SLOW]]]]`.
 //!
-//! 1. A part of the input is generated and sorted in fast memory. Then it leaps to slow memory while
-//!    the next part is generated in the frames that the one before has left.
+//! 1. A part of the input is generated and sorted in fast memory. Then it leaps to slow memory
+//!    while the next part is generated in the frames that the one before has left.
 //! 2. The runs are merged. Each has a block in fast memory that is read, and one that leaps there
-//!    meanwhile. A block that has been read is discarded. Output leaps to slow memory, block by block.
+//!    meanwhile. A block that has been read is discarded. Output leaps to slow memory, block by
+//!    block.
 //!
 //! A spilled record keeps its address: there is no buffer to copy to, no file and no format. At the
 //! end the output is checked: it is in order, and it has the records of the input.
 //!
 //! FAST and SLOW are nodes; the defaults are a node with CPUs, and the node that is farthest from
-//! it. On a machine with one node both are pools of that node, which shows that nothing is lost, and
-//! no gain. Exit code: 0 if the output is right, else 1.
+//! it. On a machine with one node both are pools of that node, which shows that nothing is lost,
+//! and no gain. Exit code: 0 if the output is right, else 1.
 
 #[path = "common/tiers.rs"]
 mod tiers;
@@ -29,7 +30,7 @@ use pageleap::{BASE_PAGE, Job, Migration, NodeId, PageSize, Pool, Region};
 /// A key, and a value that follows from it.
 type Record = [u64; 2];
 const RECORD: usize = size_of::<Record>();
-/// For calls that withdraw pages while a job works on others: a job lets them wait for milliseconds.
+/// For calls that withdraw pages while a job works on others, which lets them wait for milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The sizes and the places of a run.
@@ -121,15 +122,16 @@ fn steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>>
     range.clone().step_by(step).map(move |first| first..(first + step).min(range.end))
 }
 
-/// Generates the input part by part, sorts each part, and spills it. Returns the runs and the sum
-/// of all keys.
-fn make_runs(
-    memory: &mut Memory,
-    bytes: usize,
-    part: usize,
-) -> Result<(Vec<Range<usize>>, u64), Box<dyn Error>> {
+/// The sorted runs, and the sum of all keys.
+struct Runs {
+    parts: Vec<Range<usize>>,
+    sum: u64,
+}
+
+/// Generates the input part by part, sorts each part, and spills it.
+fn make_runs(memory: &mut Memory, bytes: usize, part: usize) -> Result<Runs, Box<dyn Error>> {
     let (mut random, mut sum) = (0x2545_f491_4f6c_dd1d_u64, 0u64);
-    let (mut runs, mut spills) = (Vec::new(), VecDeque::new());
+    let (mut parts, mut spills) = (Vec::new(), VecDeque::new());
     for run in steps(0..bytes, part) {
         // The part before the last one has left its frames.
         finish_all_but(&mut spills, 1)?;
@@ -145,10 +147,10 @@ fn make_runs(
         }
         records.sort_unstable();
         spills.push_back(memory.spill(run.clone())?);
-        runs.push(run);
+        parts.push(run);
     }
     finish_all_but(&mut spills, 0)?;
-    Ok((runs, sum))
+    Ok(Runs { parts, sum })
 }
 
 /// A run that is read block by block.
@@ -273,10 +275,10 @@ pub fn run(setting: Setting) -> Result<Outcome, Box<dyn Error>> {
         spilled: 0,
         fetched: 0,
     };
-    let (made, sum) = make_runs(&mut memory, bytes, part)?;
+    let made = make_runs(&mut memory, bytes, part)?;
     let output = bytes..2 * bytes;
-    merge(&mut memory, made, output.clone(), block)?;
-    let wrong = check(&memory, output, sum);
+    merge(&mut memory, made.parts, output.clone(), block)?;
+    let wrong = check(&memory, output, made.sum);
     let verified = memory.region.verify()?;
     let used = memory.slow.bytes() - memory.slow.free_bytes();
     if !verified.is_right() || used != bytes as u64 {

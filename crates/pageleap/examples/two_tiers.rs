@@ -1,13 +1,14 @@
 //! A buffer pool over two tiers of memory: blocks that threads use often are promoted to the fast
-//! tier, blocks that they no longer use are demoted, while all threads go on:
-//! `cargo run --release -p pageleap --example two_tiers [MB [FAST [SLOW]]]`.
+//! tier, blocks that they no longer use are demoted, while all threads go on: `cargo run --release
+//! -p pageleap --example two_tiers [MB [FAST [SLOW]]]`.
 //!
-//! The table has records of 1 KB in blocks of 64 KB. A quarter of the blocks fits the fast tier. The
-//! threads run YCSB's mix A: half of the operations read a record and half of them write one, by
-//! Zipf's law with exponent 0.99, so a few blocks get most of them. Each thread counts every
-//! sixteenth operation for its block. A manager halves the counts in each round, and lets the blocks
-//! with the highest counts change places with the blocks of the fast tier that have the lowest: one
-//! job with all ranges, in both directions. In the middle of the run other blocks become hot.
+//! The table has records of 1 KB in blocks of 64 KB. A quarter of the blocks fits the fast tier.
+//! The threads run YCSB's mix A: half of the operations read a record and half of them write one,
+//! by Zipf's law with exponent 0.99, so a few blocks get most of them. Each thread counts every
+//! sixteenth operation for its block. A manager halves the counts in each round, and lets the
+//! blocks with the highest counts change places with the blocks of the fast tier that have the
+//! lowest: one job with all ranges, in both directions. In the middle of the run other blocks
+//! become hot.
 //!
 //! Every read checks the whole record, and at the end each record is compared with the number of
 //! writes to it. FAST and SLOW are nodes; the defaults are a node with CPUs, and the node that is

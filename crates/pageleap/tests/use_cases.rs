@@ -1,5 +1,8 @@
-//! Two uses of leaps in a database, as the examples `two_tiers` and `external_sort` have them: they
-//! verify all their data. On a machine with several nodes the slow tier is the node that is farthest.
+//! Two uses of leaps in a database, as the examples `two_tiers` and `external_sort` have them:
+//! they verify all their data. On a machine with several nodes the slow tier is the node that is
+//! farthest.
+
+#![expect(clippy::duplicate_mod, reason = "each example is a program of its own")]
 
 #[expect(dead_code, reason = "an example has a command line, too")]
 #[path = "../examples/external_sort.rs"]

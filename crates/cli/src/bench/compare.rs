@@ -15,18 +15,18 @@ use crate::stop::{Refusal, Stop};
 /// Compare results before and after a change: the changes, and whether they are more than noise.
 ///
 /// Takes files of `bench EXPERIMENT --export-json FILE` or of `bench all`. Each row is compared by
-/// its ratio to copies of the same bytes in the same round, so a machine that is slower today
-/// raises no alarm. A row is called slower or faster if its change is surely more than the margin.
-/// Intervals of all rows hold together with 95 %.
+/// its first column of figures: by the ratio to copies of the same bytes in the same round, so a
+/// machine that copies more slowly today raises no alarm. A row is called slower or faster if its
+/// change is surely more than the margin. Rivals count, too; --engine of the measurement chooses.
 ///
 /// A machine drifts over minutes, so two runs of one program differ by more than the noise within
-/// them. With six or more runs of each side, each run is one value, and changes of a few percent
-/// can be seen. Measure both sides in turns. The column *visible* has the least slowdown that
-/// would be called one.
+/// them. With six or more runs of each side, each run is one value, and all intervals together
+/// hold with 95 %. Measure both sides in turns. The column *visible* has the least slowdown that
+/// would be called one; the text says how many runs show 10 % in nearly all cases.
 ///
-/// Exit code: 0 compared; 1 with --fail-if-slower: a row of the first file is slower in the second
-/// one, has lost words or moved fewer pages there, or cannot be compared; 2 files without a row
-/// that can be compared.
+/// Exit code: 0 compared; 1 with --fail-if-slower: a row of the first side is slower in the second
+/// one, lost words or moved fewer pages there, or cannot be compared; 2 files without a row that
+/// can be compared.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct CompareArgs {
@@ -45,9 +45,8 @@ pub struct CompareArgs {
     #[arg(long, value_name = "PERCENT", value_parser = margin)]
     pub margin: Option<f64>,
 
-    /// Exit with 1 if a row of the first file is slower in the second one, has lost words or moved
-    /// fewer pages there, or cannot be compared, because the second file lacks it or has too few
-    /// rounds
+    /// Exit with 1 if a row of the first side is slower in the second one, lost words or moved
+    /// fewer pages there, or cannot be compared, because a file lacks it or has too few rounds
     #[arg(long)]
     pub fail_if_slower: bool,
 
@@ -82,11 +81,13 @@ fn margin(text: &str) -> Result<f64, String> {
 /// Reads both files, prints and exports the comparison.
 pub fn run(args: &CompareArgs) -> Result<(), Stop> {
     let (first, second) = (read_all(&args.first)?, read_all(&args.second)?);
+    refuse_twice(&args.first, &first)?;
+    refuse_twice(&args.second, &second)?;
     let exports = args.exports.open()?;
     let comparison = Comparison::of(&first, &second, args.margin);
     if comparison.count() == 0 {
         let reasons = match comparison.left_out() {
-            [] => "it has none".to_owned(),
+            [] => "it has none with a base".to_owned(),
             reasons => reasons.join("; "),
         };
         let why = format!("{}: no row can be compared: {reasons}", args.first[0].display());
@@ -99,6 +100,19 @@ pub fn run(args: &CompareArgs) -> Result<(), Stop> {
     let worse = comparison.objections();
     if args.fail_if_slower && !worse.is_empty() {
         return Err(anyhow!("{}", worse.join("; ")).into());
+    }
+    Ok(())
+}
+
+/// Refuses a run that a side has twice: it would count as two that agree, and nothing agrees so
+/// well.
+fn refuse_twice(paths: &[PathBuf], runs: &[Recorded]) -> Result<(), Refusal> {
+    for (at, run) in runs.iter().enumerate() {
+        if let Some(other) = runs[..at].iter().position(|other| other.is_same_run(run)) {
+            let [one, other] = [&paths[other], &paths[at]].map(|path| path.display());
+            let why = "both are the same run; measure again for a further one";
+            return Err(Refusal::new(format!("{one} and {other}: {why}")));
+        }
     }
     Ok(())
 }

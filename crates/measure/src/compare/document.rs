@@ -62,10 +62,10 @@ fn columns<'a>() -> Vec<Column<Shown<'a>>> {
         column(
             "first_ratio",
             "first",
-            "ratio to copies of the same bytes in the same round",
+            "ratio to copies of the same bytes, or another base, in the same round",
             |of| Value::Ratio(of.row.change.first),
         ),
-        column("second_ratio", "second", "the same in the second file", |of| {
+        column("second_ratio", "second", "the same in the second side", |of| {
             Value::Ratio(of.row.change.second)
         }),
         column("change_ratio", "", "", |of| Value::Share(of.row.change.shares()[0])),
@@ -81,8 +81,6 @@ fn columns<'a>() -> Vec<Column<Shown<'a>>> {
         column("time_change_ratio", "", "", |of| Value::Share(of.row.time)),
         column("values", "", "", |of| Value::count(of.row.values)),
         column("values_needed", "", "", |of| of.needed.map_or(Value::Unknown, Value::count)),
-        column("first_lost", "", "", |of| Value::Count(of.row.lost[0])),
-        column("second_lost", "", "", |of| Value::Count(of.row.lost[1])),
         column("first_moved_ratio", "", "", |of| Value::share(of.row.moved[0])),
         column("second_moved_ratio", "", "", |of| Value::share(of.row.moved[1])),
         column("verdict", "", "", |of| of.verdict.key().into()),
@@ -95,19 +93,20 @@ fn columns<'a>() -> Vec<Column<Shown<'a>>> {
     ]
 }
 
-fn of_copies<'a>() -> [Column<&'a Copies>; 9] {
+fn of_copies<'a>() -> [Column<&'a Copies>; 10] {
     [
         column("experiment", "", "", |of| of.experiment.as_str().into()),
         column("part", "", "", |of| of.part.as_str().into()),
-        column("copies", "", "", |of| {
+        column("rows", "", "", |of| {
             Value::List(of.names.iter().map(|name| name.as_str().into()).collect())
         }),
-        column("", "copies", "", |of| match of.names.as_slice() {
+        column("", "base", "", |of| match of.names.as_slice() {
             [one] => one.as_str().into(),
             several => format!("mean of {} copies", several.len()).into(),
         }),
-        column("first_ns", "first", "", |of| Value::Ns(of.change.first as u64)),
-        column("second_ns", "second", "", |of| Value::Ns(of.change.second as u64)),
+        column("unit", "", "", |of| of.change.unit.suffix().trim_start_matches('_').into()),
+        column("first", "first", "", |of| of.change.unit.value(of.change.first)),
+        column("second", "second", "", |of| of.change.unit.value(of.change.second)),
         column("change_ratio", "", "", |of| Value::Share(of.change.shares()[0])),
         column("", "change", "", |of| signed(of.change.shares()[0]).into()),
         column("", "interval", "", |of| range(of.change).into()),
@@ -117,6 +116,8 @@ fn of_copies<'a>() -> [Column<&'a Copies>; 9] {
 impl Comparison {
     /// The document. `files` are the names of the files of each side.
     pub fn document(&self, files: [&[String]; 2]) -> Document {
+        // Intervals that lack the drift between runs promise nothing.
+        let confidence = self.is_of_runs().then_some(CONFIDENCE);
         let shown: Vec<Shown<'_>> = self.rows.iter().map(|row| self.shown(row)).collect();
         let mut sections = vec![Section::new(
             "",
@@ -126,7 +127,7 @@ impl Comparison {
                 fact("second", "second", names(files[1])),
                 fact("margin_ratio", "margin", Value::Share(self.margin))
                     .remark("a change of this share or less is never called one"),
-                fact("confidence_ratio", "confidence", Value::Share(CONFIDENCE))
+                fact("confidence_ratio", "confidence", Value::share(confidence))
                     .remark("of all rows together"),
             ]),
         )];
@@ -138,9 +139,9 @@ impl Comparison {
         sections.push(Section::new("rows", title, Body::Table(table)));
         let copies: Vec<&Copies> = self.copies.iter().collect();
         let group = |of: &&Copies| format!("{}, {}", of.experiment, of.part);
-        let title = if copies.is_empty() { "" } else { "The machine: times of the copies" };
+        let title = if copies.is_empty() { "" } else { "The machine: the bases of all rows" };
         sections.push(Section::new(
-            "copies",
+            "bases",
             title,
             Body::Table(Table::of(&of_copies(), &copies, group)),
         ));
@@ -173,12 +174,13 @@ impl Comparison {
                 faster.len()
             ),
         }];
-        said.extend(self.rows.iter().filter_map(Judged::moved_less));
+        said.extend(self.rows.iter().flat_map(Judged::does_less));
+        said.extend(self.lost.iter().cloned());
         let largest = self.copies.iter().map(|of| of.change.shares()[0]);
         if let Some(largest) = largest.max_by(|one, other| one.abs().total_cmp(&other.abs())) {
             said.push(format!(
-                "The machine: copies of the same bytes changed by up to {} themselves. Rows are \
-                 compared with these copies, so this is no change of theirs.",
+                "The machine: the bases, mostly copies of the same bytes, changed by up to {} \
+                 themselves. Rows are compared with these, so this is no change of the rows.",
                 signed(largest)
             ));
         }
@@ -191,17 +193,18 @@ impl Comparison {
         if !self.is_of_runs() {
             return Some(format!(
                 "A machine drifts over minutes, and fewer than {LEAST_VALUES} runs of each side do \
-                 not show that, so only changes of more than {} are called one. Give several runs \
-                 by comma, measured in turns: FIRST,FIRST,... SECOND,SECOND,...",
+                 not show that: intervals are too narrow, and only changes of more than {} are \
+                 called one. Give several runs by comma, measured in turns: FIRST,FIRST,... \
+                 SECOND,SECOND,...",
                 percent(self.margin)
             ));
         }
-        let visible = |row: &&Judged| row.change.visible(self.margin) > WANTED;
-        let blind: Vec<&Judged> = self.rows.iter().filter(visible).collect();
+        let is_blind = |row: &&Judged| self.values_needed(row).is_some_and(|of| of > row.values);
+        let blind: Vec<&Judged> = self.rows.iter().filter(is_blind).collect();
         let needed = blind.iter().filter_map(|row| self.values_needed(row)).max()?;
         Some(format!(
-            "{} could have become {} slower without being noticed; about {} of each side would \
-             show it.",
+            "{} could become {} slower, and this number of runs would not show it in 95 % of all \
+             cases; about {} of each side would.",
             plural(blind.len(), "row"),
             percent(WANTED),
             plural(needed, "run"),

@@ -2,10 +2,12 @@
 //! whether they are more than noise.
 //!
 //! * **A row is compared by its ratio to copies of the same bytes in the same round**, and not by
-//!   its time. A machine that is slower today makes both slow, so it raises no alarm. The copies
-//!   are all that the row was compared with when it was measured, by the mean of their logarithms:
-//!   the mean of five copies has less noise than the fastest one. The time of the copies
-//!   themselves is the time of the machine. It is shown apart, and it is never an alarm.
+//!   its time. A machine that copies more slowly today makes both slow, so it raises no alarm. The
+//!   copies are all bases that the row had when it was measured, but no copy loop of the library:
+//!   a change of the library would hide in it. They count by the mean of their logarithms, which
+//!   has less noise than the fastest one. Their own time is the time of the machine. It is shown
+//!   apart, and it is never an alarm. Where the base is no copy, as the memory that stays in
+//!   `tpch`, it stands for the machine likewise.
 //! * **Several runs of each side are compared by the means of the runs**: a machine drifts over
 //!   minutes, so two runs of one program differ by more than the noise within them. On an idle
 //!   virtual machine the differences of ratios were twice as large as the rounds of a run suggest.
@@ -14,9 +16,9 @@
 //!   drift over more than a run is not in these intervals, so the margin is larger:
 //!   [`MARGIN_OF_FEW`] instead of [`MARGIN`].
 //! * **The change is a difference of means of logarithms**, with an interval ([`trimmed`]).
-//! * **All rows of a report together raise a false alarm with at most 5 %** (Bonferroni: each row
-//!   has its share of them). With 20 rows, intervals of 95 % for each would raise one in two of
-//!   three reports.
+//! * **From that many runs on, all rows of a report together raise a false alarm with at most 5
+//!   %** (Bonferroni: each row has its share of them). With 20 rows, intervals of 95 % for each
+//!   would raise one in two of three reports.
 //! * **An alarm is a change that is surely larger than the margin**: the whole interval lies
 //!   beyond it.
 //!
@@ -34,7 +36,8 @@ use serde_json::{Map, Value as Json};
 use self::recorded::{Experiment, Row};
 pub use self::recorded::{Recorded, Unreadable};
 use self::trimmed::{Difference, Trimmed};
-use crate::figures::{percent, plural};
+use crate::experiments::Unit;
+use crate::figures::percent;
 use crate::method::{CONFIDENCE, LEAST_VALUES};
 
 /// With [`LEAST_VALUES`] runs of each side, a change of this share or less is never an alarm.
@@ -72,18 +75,21 @@ struct Change {
     log: Difference,
     /// Whether more of it is better, as of writes that were kept.
     more_is_better: bool,
+    /// The unit of the number, where it is no ratio.
+    unit: Unit,
 }
 
 impl Change {
     /// From the means of both sides; `level` is the probability with which its interval misses the
     /// true change.
-    fn of(means: [Trimmed; 2], level: f64, more_is_better: bool) -> Change {
+    fn of(means: [Trimmed; 2], level: f64, experiment: &Experiment) -> Change {
         let [first, second] = means;
         Change {
             first: first.mean.exp(),
             second: second.mean.exp(),
             log: Difference::of(first, second, level),
-            more_is_better,
+            more_is_better: experiment.more_is_better,
+            unit: experiment.unit,
         }
     }
 
@@ -94,18 +100,20 @@ impl Change {
     }
 
     fn verdict(self, margin: f64) -> Verdict {
-        let slower = if self.more_is_better { -self.log.middle } else { self.log.middle };
-        let (half, margin) = (self.log.half, margin.ln_1p());
-        match () {
-            () if slower - half > margin => Verdict::Slower,
-            () if slower + half < -margin => Verdict::Faster,
-            () => Verdict::Unchanged,
+        let [_, low, high] = self.shares();
+        match (low > margin, high < -margin) {
+            (false, false) => Verdict::Unchanged,
+            (more, _) if more == self.more_is_better => Verdict::Faster,
+            _ => Verdict::Slower,
         }
     }
 
-    /// The least slowdown that would have been an alarm.
+    /// The least slowdown that would have been an alarm, as the amount of its share.
     fn visible(self, margin: f64) -> f64 {
-        (margin.ln_1p() + self.log.half).exp_m1()
+        match self.more_is_better {
+            true => -((-margin).ln_1p() - self.log.half).exp_m1(),
+            false => (margin.ln_1p() + self.log.half).exp_m1(),
+        }
     }
 }
 
@@ -121,13 +129,14 @@ struct Judged {
     time: f64,
     /// Runs, or pairs of rounds, of the side that has fewer.
     values: usize,
-    lost: [u64; 2],
-    /// The share of pages that moved, where the experiment has it.
+    /// The share of pages that moved, where the experiment has it: the mean of the runs.
     moved: [Option<f64>; 2],
+    /// The share of rounds in which the number is known.
+    known: [f64; 2],
 }
 
-/// A share of pages that is smaller by this is a row that does less, and not noise.
-const MOVED_LESS: f64 = 0.001;
+/// All pages moved, if the share is this or more.
+const ALL: f64 = 0.9995;
 
 impl Judged {
     /// Its experiment, part and labels.
@@ -135,13 +144,23 @@ impl Judged {
         format!("{}, {}, {}", self.experiment, self.part, self.name)
     }
 
-    /// If it moved fewer pages in the second file: a sentence.
-    fn moved_less(&self) -> Option<String> {
-        let [Some(first), Some(second)] = self.moved else { return None };
-        let shares = [first, second].map(percent);
-        let said =
-            || format!("{}: {} of the pages moved, {} before", self.title(), shares[1], shares[0]);
-        (second < first - MOVED_LESS).then(said)
+    /// Sentences, if it does less than before: not all pages move, or the number is unknown in more
+    /// rounds.
+    fn does_less(&self) -> Vec<String> {
+        let mut said = Vec::new();
+        let [before, after] = self.moved;
+        if before.is_some_and(|share| share >= ALL) && after.is_none_or(|share| share < ALL) {
+            let share = after.map_or("an unknown share".to_owned(), percent);
+            said.push(format!("{}: {share} of the pages moved, all of them before", self.title()));
+        }
+        let [before, after] = self.known;
+        if after < before {
+            let shares = [after, before].map(percent);
+            let [after, before] = shares;
+            let title = self.title();
+            said.push(format!("{title}: known in {after} of the rounds, in {before} before"));
+        }
+        said
     }
 }
 
@@ -161,7 +180,9 @@ pub struct Comparison {
     copies: Vec<Copies>,
     /// Rows and experiments of the first file that were not compared, with reasons.
     left_out: Vec<String>,
-    /// Those of the second file alone, differences of machines, and warnings about them.
+    /// Rows of the second side that lost words.
+    lost: Vec<String>,
+    /// Those of the second side alone, differences of machines, and warnings about them.
     notes: Vec<String>,
     margin: f64,
     /// The files of each side.
@@ -202,9 +223,19 @@ impl Experiment {
         Some(at).filter(is_same).or_else(|| (0..self.rows.len()).find(is_same))
     }
 
-    /// Whether rows are compared with this one. Such rows are not judged: they are the machine.
-    fn is_base(&self, at: usize) -> bool {
-        self.rows.iter().any(|row| row.bases.contains(&at))
+    /// The bases of a row with which it is compared: those that are no copy loop of the library,
+    /// because a change of the library would hide in them; else all.
+    fn bases(&self, row: &Row) -> Vec<usize> {
+        let others = row.bases.iter().copied();
+        let others: Vec<usize> = others.filter(|at| !self.rows[*at].is_of_the_library()).collect();
+        if others.is_empty() { row.bases.clone() } else { others }
+    }
+
+    /// Whether a row is the machine, and not judged: it is a copy by the C library, or its own
+    /// base.
+    fn is_machine(&self, at: usize) -> bool {
+        let row = &self.rows[at];
+        row.is_memcpy() || self.bases(row).contains(&at)
     }
 }
 
@@ -279,57 +310,64 @@ impl<'a> Matched<'a> {
                 2 * LEAST_VALUES,
             ));
         };
-        let lost = |side: &Vec<Found<'_>>| side.iter().map(|found| found.row.lost).sum();
         let moved = |side: &Vec<Found<'_>>| {
-            let shares = side.iter().filter_map(|found| found.row.moved);
-            shares.min_by(f64::total_cmp)
+            let shares: Option<Vec<f64>> = side.iter().map(|found| found.row.moved).collect();
+            shares.map(|shares| shares.iter().sum::<f64>() / shares.len() as f64)
+        };
+        let known = |side: &Vec<Found<'_>>| {
+            let logs = || side.iter().flat_map(|found| &found.row.logs);
+            logs().flatten().count() as f64 / logs().count() as f64
         };
         Ok(Judged {
             experiment: experiment.name.clone(),
             part: row.part.clone(),
             labels: row.labels.clone(),
             name: row.name(),
-            change: Change::of(means, level, experiment.more_is_better),
+            change: Change::of(means, level, experiment),
             time: self.change_of_time(),
             values,
-            lost: self.sides.each_ref().map(lost),
             moved: self.sides.each_ref().map(moved),
+            known: self.sides.each_ref().map(known),
         })
     }
 }
+
+/// The sides, in messages.
+const ORDINALS: [&str; 2] = ["first", "second"];
 
 /// Whether each side has enough runs that a run is a value.
 fn has_enough_runs(runs: [usize; 2]) -> bool {
     runs[0].min(runs[1]) >= LEAST_VALUES
 }
 
-/// Finds a row of the first file in all files, or says which one lacks it.
-fn find<'a>(files: [&'a [Recorded]; 2], name: &str, at: usize) -> Result<Matched<'a>, String> {
-    let first = files[0][0].experiments.iter().find(|of| of.name == name);
-    let first = first.expect("the name is from the first file");
+/// Finds a row in all files, or says which one lacks it. `at` is its number in one of them.
+fn find<'a>(files: [&'a [Recorded]; 2], of: &Experiment, at: usize) -> Result<Matched<'a>, String> {
     let mut sides = [Vec::new(), Vec::new()];
-    for (side, (files, ordinal)) in sides.iter_mut().zip(files.into_iter().zip(["first", "second"]))
-    {
+    for (side, (files, ordinal)) in sides.iter_mut().zip(files.into_iter().zip(ORDINALS)) {
         for (nth, file) in (1..).zip(files) {
-            let experiment = file.experiments.iter().find(|of| of.name == name);
-            let found = experiment.and_then(|of| Some((of, of.find(&first.rows[at], at)?)));
+            let experiment = file.experiments.iter().find(|other| other.name == of.name);
+            let found = experiment.and_then(|has| Some((has, has.find(&of.rows[at], at)?)));
             let (experiment, row) = found
                 .ok_or_else(|| format!("file {nth} of the {ordinal} side does not have it"))?;
             side.push(Found { experiment, row: &experiment.rows[row], copies: Vec::new() });
         }
     }
-    for base in &first.rows[at].bases {
+    for base in of.bases(&of.rows[at]) {
         let has = |found: &Found<'_>| {
-            let is_it = found.experiment.find(&first.rows[*base], *base);
+            let is_it = found.experiment.find(&of.rows[base], base);
             is_it.filter(|row| found.row.bases.contains(row))
         };
         let all: Option<Vec<usize>> = sides.iter().flatten().map(has).collect();
-        for (found, row) in sides.iter_mut().flatten().zip(all.into_iter().flatten()) {
+        let all = all.ok_or_else(|| {
+            let base = of.rows[base].name();
+            format!("not all files have {base}, which it is compared with")
+        })?;
+        for (found, row) in sides.iter_mut().flatten().zip(all) {
             found.copies.push(row);
         }
     }
     match sides[0][0].copies.is_empty() {
-        true => Err("nothing in its rounds is a base of it in all files".to_owned()),
+        true => Err("it is compared with nothing in its rounds".to_owned()),
         false => Ok(Matched { sides }),
     }
 }
@@ -347,7 +385,7 @@ fn differences(first: &Map<String, Json>, second: &Map<String, Json>) -> Vec<Str
 }
 
 /// The facts of a host that make it the same machine in the same state.
-const SAME_HOST: [&str; 12] = [
+const SAME_HOST: [&str; 14] = [
     "cpu_model",
     "microcode",
     "cpus_allowed",
@@ -357,6 +395,8 @@ const SAME_HOST: [&str; 12] = [
     "virtual",
     "distances",
     "thp_enabled",
+    "thp_defrag",
+    "boost",
     "thp_shmem_enabled",
     "numa_balancing",
     "governors",
@@ -376,20 +416,29 @@ impl Comparison {
     pub fn of(first: &[Recorded], second: &[Recorded], margin: Option<f64>) -> Comparison {
         let files = [first, second];
         let (mut left_out, mut notes) = (Vec::new(), differences_of_hosts(files));
-        let mut all = Vec::new();
-        for one in &first[0].experiments {
+        let mut all: Vec<Matched<'_>> = Vec::new();
+        let in_order = first
+            .iter()
+            .enumerate()
+            .flat_map(|(nth, of)| of.experiments.iter().map(move |of| (nth, of)));
+        for (nth, one) in in_order {
             let same = first.iter().chain(second).flat_map(|file| &file.experiments);
             let differ = same.filter(|other| other.name == one.name).find_map(|other| {
                 let differ = differences(&one.setting, &other.setting);
                 (!differ.is_empty()).then(|| differ.join("; "))
             });
             if let Some(differ) = differ {
-                left_out.push(format!("{}: settings differ: {differ}", one.name));
+                let why = format!("{}: settings differ: {differ}", one.name);
+                if !left_out.iter().any(|of: &String| of.starts_with(&format!("{}: ", one.name))) {
+                    left_out.push(why);
+                }
                 continue;
             }
             for (at, row) in one.rows.iter().enumerate() {
-                match find(files, &one.name, at) {
-                    _ if one.is_base(at) => {}
+                if has(&first[..nth], one, at) || one.is_machine(at) {
+                    continue;
+                }
+                match find(files, one, at) {
                     Ok(matched) => all.push(matched),
                     Err(why) => {
                         let named = format!("{}, {}, {}", one.name, row.part, row.name());
@@ -398,7 +447,7 @@ impl Comparison {
                 }
             }
         }
-        notes.extend(only_in_second(&first[0], &second[0]));
+        notes.extend(only_in_second(first, second));
         let level = (1.0 - CONFIDENCE) / all.len().max(1) as f64;
         let mut rows = Vec::new();
         for one in &all {
@@ -410,7 +459,8 @@ impl Comparison {
         let runs = files.map(<[Recorded]>::len);
         let usual = if has_enough_runs(runs) { MARGIN } else { MARGIN_OF_FEW };
         let margin = margin.unwrap_or(usual);
-        Comparison { rows, copies: copies(&all), left_out, notes, margin, runs }
+        let lost = lost_words(second);
+        Comparison { rows, copies: copies(&all), left_out, lost, notes, margin, runs }
     }
 
     /// How many rows were compared.
@@ -428,11 +478,12 @@ impl Comparison {
     /// pages there, or were not compared, each with the reason.
     pub fn objections(&self) -> Vec<String> {
         let slower = self.with(Verdict::Slower).into_iter().map(|name| format!("slower: {name}"));
-        let lost = self.rows.iter().filter(|row| row.lost[1] > 0);
-        let lost = lost
-            .map(|row| format!("{}: {} lost", row.title(), plural(row.lost[1] as usize, "word")));
-        let moved_less = self.rows.iter().filter_map(Judged::moved_less);
-        slower.chain(lost).chain(moved_less).chain(self.left_out.iter().cloned()).collect()
+        let does_less = self.rows.iter().flat_map(Judged::does_less);
+        slower
+            .chain(self.lost.iter().cloned())
+            .chain(does_less)
+            .chain(self.left_out.iter().cloned())
+            .collect()
     }
 
     /// Rows and experiments of the first file that were not compared, with reasons.
@@ -449,7 +500,10 @@ impl Comparison {
     /// nearly always, by the noise that was found. `None` if no number suffices, because the margin
     /// is too large.
     fn values_needed(&self, row: &Judged) -> Option<usize> {
-        let room = WANTED.ln_1p() - self.margin.ln_1p();
+        let room = match row.change.more_is_better {
+            true => (-self.margin).ln_1p() - (-WANTED).ln_1p(),
+            false => WANTED.ln_1p() - self.margin.ln_1p(),
+        };
         let enough = row.values as f64 * (NEARLY_ALWAYS * row.change.log.half / room).powi(2);
         (room > 0.0).then_some(enough.ceil() as usize)
     }
@@ -472,7 +526,7 @@ fn copies(all: &[Matched<'_>]) -> Vec<Copies> {
                 experiment: experiment.name.clone(),
                 part: row.part.clone(),
                 names,
-                change: Change::of(means, 1.0 - CONFIDENCE, experiment.more_is_better),
+                change: Change::of(means, 1.0 - CONFIDENCE, experiment),
             });
         }
     }
@@ -483,7 +537,7 @@ fn copies(all: &[Matched<'_>]) -> Vec<Copies> {
 fn differences_of_hosts(files: [&[Recorded]; 2]) -> Vec<String> {
     let mut notes: Vec<String> = Vec::new();
     let one = host_facts(&files[0][0].host);
-    for (side, ordinal) in files.into_iter().zip(["first", "second"]) {
+    for (side, ordinal) in files.into_iter().zip(ORDINALS) {
         for (nth, file) in (1..).zip(side) {
             let differ = differences(&one, &host_facts(&file.host));
             if !differ.is_empty() {
@@ -501,17 +555,42 @@ fn differences_of_hosts(files: [&[Recorded]; 2]) -> Vec<String> {
     notes
 }
 
-/// Rows and experiments that only the second side has.
-fn only_in_second(first: &Recorded, second: &Recorded) -> Vec<String> {
+/// Rows that lost words in a file: any of them, also those that are not judged.
+fn lost_words(files: &[Recorded]) -> Vec<String> {
+    let mut said = Vec::new();
+    for (nth, file) in (1..).zip(files) {
+        for experiment in &file.experiments {
+            for row in experiment.rows.iter().filter(|row| row.lost > 0) {
+                let (name, part, lost) = (&experiment.name, &row.part, row.lost);
+                let row = row.name();
+                said.push(format!(
+                    "{name}, {part}, {row}: words were lost: {lost}, by file {nth} of the second \
+                     side"
+                ));
+            }
+        }
+    }
+    said
+}
+
+/// Whether one of the files has a row of an experiment.
+fn has(files: &[Recorded], of: &Experiment, at: usize) -> bool {
+    let mut same =
+        files.iter().flat_map(|file| &file.experiments).filter(|one| one.name == of.name);
+    same.any(|one| one.find(&of.rows[at], at).is_some())
+}
+
+/// Rows that only the second side has.
+fn only_in_second(first: &[Recorded], second: &[Recorded]) -> Vec<String> {
     let mut notes = Vec::new();
-    for other in &second.experiments {
-        let Some(one) = first.experiments.iter().find(|one| one.name == other.name) else {
-            notes.push(format!("only the second side has {}", other.name));
-            continue;
-        };
-        let new = other.rows.iter().filter(|row| !one.rows.iter().any(|of| of.is_same(row)));
-        let named = |row: &Row| format!("{}, {}, {}", other.name, row.part, row.name());
-        notes.extend(new.map(|row| format!("only the second side has {}", named(row))));
+    for one in second.iter().flat_map(|file| &file.experiments) {
+        for (_, row) in one.rows.iter().enumerate().filter(|(at, _)| !has(first, one, *at)) {
+            let named = format!("{}, {}, {}", one.name, row.part, row.name());
+            let note = format!("only the second side has {named}");
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
     }
     notes
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::experiments::About;
+use crate::experiments::{About, Unit, ways};
 use crate::figures::human_bytes;
 
 /// Keys of an experiment that are no part of its setting.
@@ -34,6 +34,9 @@ pub enum Unreadable {
     /// This version knows no such experiment.
     #[error("it has an experiment `{0}`, which this version does not know")]
     Unknown(String),
+    /// It has something twice.
+    #[error("it has {0} twice, so it is not from one run")]
+    Twice(String),
     /// Something is missing.
     #[error(
         "{experiment}: {lacks}; the file is damaged, or of another version: measure again with \
@@ -51,6 +54,8 @@ pub enum Unreadable {
 #[derive(Clone, Debug)]
 pub struct Recorded {
     pub(super) experiments: Vec<Experiment>,
+    /// The text that it was read from; empty in tests.
+    text: String,
     /// The machine: facts that say whether results are of the same one.
     pub(super) host: Map<String, Json>,
     /// Warnings about the machine.
@@ -63,6 +68,8 @@ pub(super) struct Experiment {
     pub name: String,
     /// Whether more of its first metric is better.
     pub more_is_better: bool,
+    /// The unit of that metric.
+    pub unit: Unit,
     /// The bytes, the nodes, and the like.
     pub setting: Map<String, Json>,
     pub rows: Vec<Row>,
@@ -98,6 +105,20 @@ impl Row {
         self.labels.iter().filter_map(word).collect::<Vec<_>>().join(" ")
     }
 
+    /// Whether it is a copy loop of the library, whose speed may change with the library.
+    pub fn is_of_the_library(&self) -> bool {
+        self.way().is_some_and(|way| way.starts_with(ways::COPY_LOOP))
+    }
+
+    /// Whether it is a copy of the C library.
+    pub fn is_memcpy(&self) -> bool {
+        self.way().is_some_and(|way| way.starts_with(ways::MEMCPY))
+    }
+
+    fn way(&self) -> Option<&str> {
+        self.labels.iter().find(|(key, _)| *key == "way").and_then(|(_, way)| way.as_str())
+    }
+
     /// Whether it is the same thing as a row of another file.
     pub fn is_same(&self, other: &Row) -> bool {
         self.part == other.part && self.labels == other.labels
@@ -110,8 +131,9 @@ impl Recorded {
     /// # Errors
     /// It is no such JSON.
     pub fn read(json: &str, abouts: &[&About]) -> Result<Recorded, Unreadable> {
+        let text = json.to_owned();
         let json: Json = serde_json::from_str(json)?;
-        let mut experiments = Vec::new();
+        let mut experiments: Vec<Experiment> = Vec::new();
         match (&json["experiments"], &json["experiment"]) {
             (Json::Array(all), _) => {
                 for one in all {
@@ -121,12 +143,32 @@ impl Recorded {
             (_, Json::String(_)) => experiments.push(Experiment::read(&json, abouts)?),
             _ => return Err(Unreadable::NoExperiment),
         }
+        for (at, one) in experiments.iter().enumerate() {
+            if experiments[..at].iter().any(|other| other.name == one.name) {
+                return Err(Unreadable::Twice(format!("the experiment {}", one.name)));
+            }
+        }
         let warnings = json["warnings"].as_array().into_iter().flatten();
         Ok(Recorded {
             experiments,
+            text,
             host: json["host"].as_object().cloned().unwrap_or_default(),
             warnings: warnings.filter_map(|of| of.as_str().map(str::to_owned)).collect(),
         })
+    }
+}
+
+impl Recorded {
+    /// Whether both are the same run, by their text.
+    pub fn is_same_run(&self, other: &Recorded) -> bool {
+        !self.text.is_empty() && self.text == other.text
+    }
+
+    /// Without text, for tests.
+    #[cfg(test)]
+    pub(super) fn of(experiments: Vec<Experiment>) -> Recorded {
+        let (text, host, warnings) = (String::new(), Map::new(), Vec::new());
+        Recorded { experiments, text, host, warnings }
     }
 }
 
@@ -137,7 +179,7 @@ impl Experiment {
         let about = about.ok_or_else(|| Unreadable::Unknown(name.clone()))?;
         let lacks = |lacks: String| Unreadable::Lacks { experiment: name.clone(), lacks };
         let array = |key: &str| json[key].as_array().ok_or_else(|| lacks(format!("no `{key}`")));
-        let mut rows = Vec::new();
+        let mut rows: Vec<Row> = Vec::new();
         for (at, row) in array("rows")?.iter().enumerate() {
             let of_row = |key: &str| lacks(format!("row {at} has no `{key}`"));
             let mut labels = Vec::new();
@@ -146,10 +188,12 @@ impl Experiment {
                 labels.push((label.key, value.clone()));
             }
             let bases = row["base_rows"].as_array().ok_or_else(|| of_row("base_rows"))?;
+            let number = |base: &Json| base.as_u64().map(|base| base as usize);
+            let bases: Option<Vec<usize>> = bases.iter().map(number).collect();
             rows.push(Row {
                 part: row["part"].as_str().ok_or_else(|| of_row("part"))?.to_owned(),
                 labels,
-                bases: bases.iter().filter_map(|base| Some(base.as_u64()? as usize)).collect(),
+                bases: bases.ok_or_else(|| of_row("base_rows"))?,
                 logs: Vec::new(),
                 lost: row["lost"].as_u64().ok_or_else(|| of_row("lost"))?,
                 moved: row["moved_ratio"].as_f64(),
@@ -180,7 +224,12 @@ impl Experiment {
         let setting = json.as_object().into_iter().flatten();
         let setting = setting.filter(|(key, _)| !NO_SETTING.contains(&key.as_str()));
         let setting = setting.map(|(key, value)| (key.clone(), value.clone())).collect();
-        let more_is_better = about.more_is_better();
-        Ok(Experiment { name, more_is_better, setting, rows })
+        for (at, row) in rows.iter().enumerate() {
+            if rows[..at].iter().any(|other| other.is_same(row)) {
+                return Err(Unreadable::Twice(format!("{name}, {}, {}", row.part, row.name())));
+            }
+        }
+        let (more_is_better, unit) = (about.more_is_better(), metric.unit);
+        Ok(Experiment { name, more_is_better, unit, setting, rows })
     }
 }

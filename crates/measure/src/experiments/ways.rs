@@ -49,6 +49,10 @@ pub const METRICS: [Metric; 4] = [
     share("moved", "moved", "pages that moved, of all; of a compaction, its own pages"),
 ];
 
+/// Begins the name of a copy by the C library.
+pub const MEMCPY: &str = "memcpy";
+/// Begins the name of a copy by a loop of the library.
+pub const COPY_LOOP: &str = "copy loop";
 /// The index of the share of pages that moved.
 const MOVED: usize = 3;
 /// Memory that is compacted. With less, much of the time is that of the search.
@@ -96,8 +100,8 @@ impl Way {
     /// Its name.
     pub fn name(self) -> String {
         let copy = |method: CopyMethod, into: &str| match method.by {
-            CopyLoop::Memcpy => format!("memcpy{into}"),
-            other => format!("copy loop {other}{into}"),
+            CopyLoop::Memcpy => format!("{MEMCPY}{into}"),
+            other => format!("{COPY_LOOP} {other}{into}"),
         };
         match self {
             Way::Copy(method) | Way::CopyByThreads(method, _) => copy(method, ""),

@@ -67,7 +67,8 @@ impl Nodes {
         ways::Setting { bytes: args.bytes(), page, from, to, cpu, cpus, seed: args.seed }
     }
 
-    /// The most bytes whose needs take at most a share of the free memory of each node.
+    /// The most bytes whose needs take at most a share of the free memory of each node, rounded down
+    /// to one of few sizes: two runs on one machine should measure the same one.
     pub fn fitting(&self, needs: &dyn Fn(u64) -> [u64; 2], share: f64) -> u64 {
         const UNIT: u64 = PageSize::Thp.bytes() as u64;
         let free = |node: NodeId| {
@@ -81,7 +82,7 @@ impl Nodes {
         };
         let limit = memory_limit(&SysFiles::host()).map_or(f64::INFINITY, |limit| limit as f64);
         let fits = fits.min(limit * share / (from + to));
-        (fits as u64 / UNIT * UNIT).max(UNIT)
+        coarse(fits as u64 / UNIT * UNIT).max(UNIT)
     }
 
     /// Refuses memory that a node or the cgroup does not have. `needs`: bytes on the source and the
@@ -125,4 +126,9 @@ impl Nodes {
             false => "",
         }
     }
+}
+/// Rounds down to a power of two, or to 1.25, 1.5 or 1.75 times one.
+fn coarse(bytes: u64) -> u64 {
+    let step = (bytes.checked_ilog2().map_or(1, |log| 1 << log) / 4).max(1);
+    bytes / step * step
 }
