@@ -30,7 +30,7 @@ use pageleap::{BASE_PAGE, Job, Migration, NodeId, PageSize, Pool, Region};
 /// A key, and a value that follows from it.
 type Record = [u64; 2];
 const RECORD: usize = size_of::<Record>();
-/// For calls that withdraw pages while a job works on others, which lets them wait for milliseconds.
+/// For calls that withdraw pages while a job works on others: they wait for milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The sizes and the places of a run.

@@ -34,7 +34,7 @@ const RECORDS_OF_BLOCK: usize = BLOCK / RECORD;
 const THREADS: usize = 2;
 /// Rounds of the manager, before and after other blocks become hot.
 const ROUNDS: usize = 16;
-/// Of so many operations, one is counted.
+/// One of this number of operations is counted.
 const SAMPLED: u64 = 16;
 
 /// The sizes and the places of a run.
@@ -167,7 +167,7 @@ impl Table<'_> {
     }
 }
 
-/// What threads and manager share.
+/// The state that threads and the manager share.
 struct Shared {
     zipf: Zipf,
     /// Sampled operations on each block since the last round.
