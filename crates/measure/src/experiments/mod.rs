@@ -43,6 +43,8 @@ pub enum Unit {
     Ns,
     /// A part of a whole, which may be more than 1 if the whole was exceeded.
     Share,
+    /// Per second. More is better, so it is never the first metric, by which ratios are formed.
+    PerSecond,
 }
 
 impl Unit {
@@ -51,6 +53,7 @@ impl Unit {
         match self {
             Unit::Ns => "_ns",
             Unit::Share => "_ratio",
+            Unit::PerSecond => "_per_s",
         }
     }
 
@@ -60,6 +63,7 @@ impl Unit {
             _ if !number.is_finite() => Value::Unknown,
             Unit::Ns => Value::Ns(number.round() as u64),
             Unit::Share => Value::Share(number),
+            Unit::PerSecond => Value::PerSecond(number),
         }
     }
 }
@@ -85,6 +89,11 @@ pub const fn time(key: &'static str, head: &'static str, meaning: &'static str) 
 /// A share, in short.
 pub const fn share(key: &'static str, head: &'static str, meaning: &'static str) -> Metric {
     Metric { key, head, meaning, unit: Unit::Share }
+}
+
+/// A rate, in short.
+pub const fn rate(key: &'static str, head: &'static str, meaning: &'static str) -> Metric {
+    Metric { key, head, meaning, unit: Unit::PerSecond }
 }
 
 /// A property that tells cases apart.

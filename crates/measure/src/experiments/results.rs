@@ -7,7 +7,7 @@
 
 use super::{About, Case, Metric, Outcome, Unit};
 use crate::document::{Body, Document, Fact, Head, Section, Table, Value, fact};
-use crate::figures::{human_bytes, human_ns, percent, plural, three_digits};
+use crate::figures::{human_bytes, human_ns, percent, plural, short, three_digits};
 use crate::method::{CONFIDENCE, Enough, Interval, Method, Placed, Rounds, Turn};
 use crate::statistics::{extremes, median};
 
@@ -482,6 +482,7 @@ fn range(of: Estimate, unit: Unit) -> Value {
     let text = |number: f64| match unit {
         Unit::Ns => human_ns(number as u64),
         Unit::Share => percent(number),
+        Unit::PerSecond => format!("{}/s", short(number)),
     };
     format!("{} to {}", text(of.min), text(of.max)).into()
 }
