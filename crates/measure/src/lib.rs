@@ -24,7 +24,9 @@
 //! * [`views`]: views of a region, and mappings of a file, against their number.
 //! * [`workloads`]: threads that update or search a data structure, and miss the TLB.
 //! * [`scenarios`]: those beside threads that use up bandwidth, with page tables placed by a rule.
-//! * [`experiments`]: the experiments of *Taking the Leap*, each with its rivals.
+//! * [`experiments`]: the experiments of *Taking the Leap*, and one of *Revisiting Page Migration*,
+//!   each with its rivals.
+//! * `olc`: a B+-tree with optimistic lock coupling, for one of them.
 //! * [`churn`]: threads that allocate and free memory, to compare allocators.
 //! * [`compare`]: two results of the same experiments: changes, and whether they are more than noise.
 //! * [`host`]: the machine beside results, and the noise on it while something is measured.
@@ -51,6 +53,7 @@ pub mod load;
 pub mod matrix;
 pub mod memcpy;
 pub mod method;
+mod olc;
 pub mod phase;
 pub mod private;
 pub mod probing;

@@ -1,6 +1,9 @@
 //! Random choices of loads, from a seed.
 
+use std::convert::Infallible;
 use std::time::Duration;
+
+use rand_core::TryRng;
 
 /// Sebastiano Vigna's SplitMix64. It takes a few instructions, so that the speed of a writer is
 /// that of its writes.
@@ -24,6 +27,23 @@ impl SplitMix64 {
         // Above 0 and at most 1, so that the logarithm is finite.
         let share = ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
         mean.mul_f64(-share.ln())
+    }
+}
+
+/// For distributions of other crates.
+impl TryRng for SplitMix64 {
+    type Error = Infallible;
+
+    fn try_next_u32(&mut self) -> Result<u32, Infallible> {
+        Ok((self.next() >> 32) as u32)
+    }
+
+    fn try_next_u64(&mut self) -> Result<u64, Infallible> {
+        Ok(self.next())
+    }
+
+    fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Infallible> {
+        rand_core::utils::fill_bytes_via_next_word(bytes, || self.try_next_u64())
     }
 }
 

@@ -1,4 +1,5 @@
-//! The experiments of *Taking the Leap* on this machine, each with its rivals.
+//! The experiments of *Taking the Leap* on this machine, each with its rivals, and one of another
+//! paper ([`btree`]).
 //!
 //! An experiment is a list of scenes, one after the other: memory of one page size, say. A
 //! [`Scene`] has cases, such as a way to move the memory, and measures them one at a time. The
@@ -15,6 +16,7 @@
 //! * [`writes`]: the same while a thread writes (Figures 5 and 7, Table 2).
 //! * [`sustained`]: writes for some seconds, beside a migration (Figure 6).
 //! * [`tpch`]: queries over a table that moves meanwhile (Figure 8).
+//! * [`btree`]: queries on a B+-tree whose leaves move meanwhile (of *Revisiting Page Migration*).
 //! * [`scale`]: the same by several threads, over the size of the memory.
 //! * [`memory`]: the memory that moves, and its contents.
 //! * [`results`]: figures of rows, and the document.
@@ -22,6 +24,7 @@
 //! A further experiment is a file here, and a line in the command's list.
 
 pub mod access;
+pub mod btree;
 pub mod copy;
 pub mod memory;
 pub mod quiet;

@@ -1,0 +1,63 @@
+//! Compares a tree with the records of the threads that have worked on it.
+
+use super::queries::{loaded_key, value};
+use crate::olc::Tree;
+
+/// The entries that a tree must have, in the order of keys.
+struct Expected<'a> {
+    /// The place of the next key that was loaded, and how many there are.
+    loaded: u64,
+    keys: u64,
+    /// Places of keys, once for each update. Ascending.
+    updated: &'a [u64],
+    /// Keys that were inserted. Ascending.
+    inserted: &'a [u64],
+}
+
+impl Iterator for Expected<'_> {
+    type Item = (u64, u64);
+
+    fn next(&mut self) -> Option<(u64, u64)> {
+        let loaded = (self.loaded < self.keys).then(|| loaded_key(self.loaded));
+        if let Some(key) = self.inserted.first().copied()
+            && loaded.is_none_or(|loaded| key < loaded)
+        {
+            self.inserted = &self.inserted[1..];
+            return Some((key, value(key, 0)));
+        }
+        let place = self.loaded;
+        self.loaded += 1;
+        let times = self.updated.iter().take_while(|of| **of == place).count();
+        self.updated = &self.updated[times..];
+        loaded.map(|key| (key, value(key, times as u64)))
+    }
+}
+
+/// Counts the entries that a tree has lost, has with another value, or has beyond those that it
+/// must have: `keys` that were loaded, updates of those at the places `updated`, and `inserted`. A
+/// leaf that no descent finds, and a tree that is broken, count as one more.
+pub(super) fn lost(
+    tree: Tree<'_>,
+    keys: u64,
+    mut updated: Vec<u64>,
+    mut inserted: Vec<u64>,
+) -> u64 {
+    updated.sort_unstable();
+    inserted.sort_unstable();
+    let (updated, inserted) = (&updated, &inserted);
+    let mut expected = Expected { loaded: 0, keys, updated, inserted }.peekable();
+    let mut lost = 0;
+    let walked = tree.each_leaf(|number, entries| {
+        let first = entries.first();
+        lost += u64::from(first.is_some_and(|(key, _)| tree.leaf_of(*key) != Ok(number)));
+        for entry in entries {
+            while expected.next_if(|(key, _)| *key < entry.0).is_some() {
+                lost += 1;
+            }
+            let found = expected.next_if(|(key, _)| *key == entry.0);
+            lost += u64::from(found != Some(*entry));
+        }
+    });
+    lost += expected.count() as u64;
+    lost + u64::from(walked.is_err())
+}

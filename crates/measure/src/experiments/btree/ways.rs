@@ -1,0 +1,275 @@
+//! The ways to move leaves: leaps of a region, and calls of the kernel for private memory.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use pageleap::process::ProcessMemory;
+use pageleap::{
+    BASE_PAGE, EngineChoice, KernelMigration, Migration, MigrationContext, Mode, NodeId, Region,
+    move_pages,
+};
+use pageleap_sys::{self as sys, Errno};
+
+use super::super::memory::Pools;
+use super::shelf::Shelf;
+use crate::Error;
+use crate::document::Value;
+use crate::private::failed;
+use crate::random::SplitMix64;
+
+/// The most pages of a call of the kernel, as in Figure 6.
+pub const BATCHES: [usize; 6] = [32, 64, 128, 256, 512, 1024];
+/// The best one of the paper on two sockets.
+const BEST_BATCH: usize = 128;
+
+/// How the leaves of a migration lie in the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    /// Side by side, in a block.
+    Beside,
+    /// Each apart from the others.
+    Apart,
+}
+
+impl Leaves {
+    /// Both.
+    pub const ALL: [Leaves; 2] = [Leaves::Beside, Leaves::Apart];
+
+    fn name(self) -> &'static str {
+        match self {
+            Leaves::Beside => "beside",
+            Leaves::Apart => "apart",
+        }
+    }
+}
+
+/// A way to move leaves, or none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Way {
+    /// Nothing moves. In a region, or in private memory.
+    Stay {
+        /// Whether the tree lies in private memory.
+        private: bool,
+    },
+    /// A leap of a region, a job for each migration, run by the thread itself.
+    Leap(EngineChoice, Leaves),
+    /// One call of `move_pages(2)` for each migration, as it is.
+    Call(Leaves),
+    /// A job of the engine `kernel` for each migration.
+    Kernel {
+        /// How often pages are tried.
+        mode: Mode,
+        /// Pages of a call; `None`: the library decides.
+        batch: Option<usize>,
+    },
+    /// One call of the library's `move_pages` for each migration: the engine `kernel` for lists of
+    /// pages.
+    List,
+}
+
+/// The ways that are compared. `few`: one of each kind.
+pub fn ways(engines: &[EngineChoice], few: bool) -> Vec<Way> {
+    let leaps = engines.iter().flat_map(|engine| Leaves::ALL.map(|of| Way::Leap(*engine, of)));
+    let modes: &[Mode] = if few { &[Mode::Retry] } else { &Mode::ALL };
+    let batches: &[usize] = if few { &[BEST_BATCH] } else { &BATCHES };
+    let modes = modes.iter().map(|mode| Way::Kernel { mode: *mode, batch: None });
+    let of_batch = |batch: &usize| Way::Kernel { mode: Mode::Retry, batch: Some(*batch) };
+    let mut ways = vec![Way::Stay { private: false }];
+    ways.extend(leaps);
+    ways.push(Way::Stay { private: true });
+    ways.extend(Leaves::ALL.map(Way::Call));
+    ways.extend(modes.chain(batches.iter().map(of_batch)));
+    ways.push(Way::List);
+    ways
+}
+
+impl Way {
+    /// Whether the tree lies in private memory.
+    pub(super) fn is_private(self) -> bool {
+        !matches!(self, Way::Stay { private: false } | Way::Leap(..))
+    }
+
+    /// The leaves that move; `None` if none do.
+    pub(super) fn leaves(self) -> Option<Leaves> {
+        match self {
+            Way::Stay { .. } => None,
+            Way::Leap(_, leaves) | Way::Call(leaves) => Some(leaves),
+            Way::Kernel { .. } => Some(Leaves::Beside),
+            Way::List => Some(Leaves::Apart),
+        }
+    }
+
+    /// Its name, in which the size of batches tells ways apart, too.
+    pub fn name(self) -> String {
+        match self {
+            Way::Stay { private: false } => "none".to_owned(),
+            Way::Stay { private: true } => "none, private".to_owned(),
+            Way::Leap(engine, _) => engine.to_string(),
+            Way::Call(_) => "one move_pages, private".to_owned(),
+            Way::Kernel { mode, batch: None } => format!("kernel {mode}, private"),
+            Way::Kernel { mode, batch: Some(batch) } => format!("kernel {mode} {batch}, private"),
+            Way::List => "kernel list, private".to_owned(),
+        }
+    }
+
+    /// Its properties, for the labels of the experiment.
+    pub(super) fn labels(self) -> Vec<Value> {
+        let batch = match self {
+            Way::Kernel { batch, .. } => batch,
+            _ => None,
+        };
+        let leaves = self.leaves().map_or(Value::Unknown, |leaves| leaves.name().into());
+        vec![self.name().into(), leaves, batch.map_or(Value::Unknown, Value::count)]
+    }
+}
+
+/// Pages that moved, and those that were to move.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moved {
+    pub moved: u64,
+    pub wanted: u64,
+}
+
+impl Moved {
+    pub(super) fn add(&mut self, other: Moved) {
+        self.moved += other.moved;
+        self.wanted += other.wanted;
+    }
+}
+
+/// The memory of a tree, as far as it moves.
+#[derive(Clone, Copy)]
+pub(super) enum Memory<'a> {
+    /// A region, and the threads and descriptors that jobs keep.
+    Region(&'a Pools, &'a MigrationContext),
+    /// Private memory from this address on, and its home and the other node.
+    Private(usize, &'a ProcessMemory, [NodeId; 2]),
+}
+
+/// Sets of leaves that threads have taken.
+pub(super) struct Taken(Vec<AtomicBool>);
+
+impl Taken {
+    pub(super) fn none(sets: usize) -> Taken {
+        Taken((0..sets).map(|_| AtomicBool::new(false)).collect())
+    }
+
+    /// Takes a set. There are more than threads, and each thread has at most one.
+    fn any(&self, random: &mut SplitMix64) -> usize {
+        let first = random.below(self.0.len());
+        let sets = (first..self.0.len()).chain(0..first);
+        let is_free = |set: &usize| !self.0[*set].swap(true, Ordering::Relaxed);
+        sets.cycle().find(is_free).expect("some set is free")
+    }
+
+    fn give_back(&self, set: usize) {
+        self.0[set].store(false, Ordering::Relaxed);
+    }
+}
+
+/// The code by which a thread migrates: a set to the other node, and back by the next migration.
+pub(super) struct Mover<'a> {
+    pub way: Way,
+    pub leaves: Leaves,
+    pub memory: Memory<'a>,
+    pub shelf: &'a Shelf,
+    pub taken: &'a Taken,
+    /// The set that is away, and its nodes.
+    pub away: Option<(usize, Vec<u64>)>,
+}
+
+impl<'a> Mover<'a> {
+    /// A migration query.
+    pub(super) fn migrate(&mut self, random: &mut SplitMix64) -> Result<Moved, Error> {
+        if let Some((set, nodes)) = self.away.take() {
+            let moved = self.move_nodes(&nodes, true)?;
+            self.taken.give_back(set);
+            return Ok(moved);
+        }
+        let set = self.taken.any(random);
+        let nodes = self.shelf.nodes(self.leaves, set);
+        let moved = self.move_nodes(&nodes, false)?;
+        self.away = Some((set, nodes));
+        Ok(moved)
+    }
+
+    fn move_nodes(&self, nodes: &[u64], home: bool) -> Result<Moved, Error> {
+        let wanted = nodes.len() as u64;
+        let moved = match (self.memory, self.way) {
+            (Memory::Region(pools, context), Way::Leap(engine, _)) => {
+                let pool = if home { &pools.source } else { &pools.destination };
+                let job = Migration::new().engine(engine).context(context).threads(1);
+                let add = |job: Migration<'a>, (first, end)| {
+                    job.range(&pools.region, first * BASE_PAGE..end * BASE_PAGE, pool)
+                };
+                runs(nodes).into_iter().fold(job, add).run()?.pages.migrated
+            }
+            (Memory::Private(start, process, [from, to]), way) => {
+                let to = if home { from } else { to };
+                move_private(way, start, nodes, process, to)?
+            }
+            _ => unreachable!("a region moves by leaps"),
+        };
+        Ok(Moved { moved, wanted })
+    }
+}
+
+/// Ascending numbers as runs without gaps: the first number, and the one behind the last.
+fn runs(nodes: &[u64]) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for node in nodes.iter().map(|node| *node as usize) {
+        match runs.last_mut() {
+            Some((_, end)) if *end == node => *end += 1,
+            _ => runs.push((node, node + 1)),
+        }
+    }
+    runs
+}
+
+/// Moves nodes of private memory. Returns how many pages have moved.
+fn move_private<'a>(
+    way: Way,
+    start: usize,
+    nodes: &[u64],
+    process: &'a ProcessMemory,
+    to: NodeId,
+) -> Result<u64, Error> {
+    let address = |node: usize| start + node * BASE_PAGE;
+    let pages = || nodes.iter().map(|node| address(*node as usize)).collect::<Vec<usize>>();
+    match way {
+        Way::Call(_) => call(&pages(), to),
+        Way::Kernel { mode, batch } => {
+            let job = KernelMigration::new().mode(mode);
+            let job = batch.into_iter().fold(job, KernelMigration::batch_pages);
+            let add = |job: KernelMigration<'a>, (first, end)| {
+                job.range(process, address(first)..address(end), to)
+            };
+            let job = runs(nodes).into_iter().fold(job, add);
+            Ok(job.start()?.wait().pages.migrated)
+        }
+        Way::List => {
+            let status = move_pages(0, &pages(), Some(&vec![to; nodes.len()]), false)?;
+            Ok(status.iter().filter(|page| page.node == Some(to)).count() as u64)
+        }
+        Way::Stay { .. } | Way::Leap(..) => unreachable!("no call moves this way"),
+    }
+}
+
+/// Moves pages by one call of the kernel. Returns how many are on the node afterwards.
+fn call(pages: &[usize], to: NodeId) -> Result<u64, Error> {
+    let to = to.0 as i32;
+    let mut status = vec![i32::MIN; pages.len()];
+    match sys::move_pages(0, pages, &vec![to; pages.len()], &mut status, false) {
+        Ok(0) => {}
+        // It gave up half-way, and then it writes no status for some pages.
+        Ok(_) | Err(Errno(libc::ENOMEM)) => {
+            sys::nodes_of_pages(0, pages, &mut status).map_err(failed("move_pages"))?;
+        }
+        Err(errno) => return Err(failed("move_pages")(errno)),
+    }
+    Ok(status.iter().filter(|node| **node == to).count() as u64)
+}
+
+/// The words of a region.
+pub(super) fn words_of(region: &Region) -> Result<&[AtomicU64], Error> {
+    Ok(region.atomics_u64(0..region.len())?)
+}
