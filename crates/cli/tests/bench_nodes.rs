@@ -163,5 +163,17 @@ fn experiments_have_the_rivals_that_need_two_nodes() {
         // Q1 and Q6, with and without writes.
         assert_eq!(rows.iter().filter(|row| row["way"] == way).count(), 4, "{}", tpch["notes"]);
     }
+    let btree = smoke("btree", nodes, &["--size", "8m"]);
+    let rows = btree["rows"].as_array().unwrap();
+    for way in ["none, private", "one move_pages, private", "kernel retry 128, private"] {
+        let of_way: Vec<&Value> = rows.iter().filter(|row| row["way"] == way).collect();
+        // Three mixes. The call moves leaves beside and apart.
+        let expected = if way.starts_with("one") { 6 } else { 3 };
+        assert_eq!(of_way.len(), expected, "{}", btree["notes"]);
+        for row in of_way.iter().filter(|_| !way.starts_with("none")) {
+            assert!(row["pages_per_s"].as_f64().unwrap() > 0.0, "{row}");
+            assert_eq!(rows[row["base_row"].as_u64().unwrap() as usize]["way"], "none, private");
+        }
+    }
     assert_eq!(balancing(), before);
 }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use pageleap::{Engine, EngineChoice, PageSize};
+use pageleap_measure::experiments::btree::{Mix, Share};
 use pageleap_measure::experiments::writes::{self, Writes};
-use pageleap_measure::experiments::{About, access, copy, quiet, scale, sustained, tpch};
+use pageleap_measure::experiments::{About, access, btree, copy, quiet, scale, sustained, tpch};
 use pageleap_measure::load::{Rate, Rows};
 use pageleap_measure::method::{LEAST_VALUES, Method};
 
@@ -285,10 +286,97 @@ pub struct TpchArgs {
     pub common: ExperimentArgs,
 }
 
+/// Query a B+-tree while its leaves move (Figures 3 to 6 of the paper of move_pages2).
+///
+/// Threads on CPUs of the node --to run a mix of queries like those of YCSB on a tree with
+/// optimistic lock coupling, whose nodes have 4 KB. A share of all queries are migrations: the
+/// thread moves leaves to the node --to, or back. Ratios are to the same queries without
+/// migrations, on the same memory. Every answer is checked, and all entries are compared after each
+/// turn. On a machine with one node only regions move, to other frames.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  pageleap bench btree
+      mixes a, c and e with 0.01, 25 and 50 % migrations
+  pageleap bench btree --mixes c --migrations 0.01 --size 4g
+      the load of Figure 6, with batches of 32 to 1024 pages
+  pageleap bench btree --engine auto,precopy,wp-sync --pages 64 --quick
+      engines of regions, migrations of 64 leaves")]
+pub struct BtreeArgs {
+    /// Mixes, by comma: a (50 % look-ups, 50 % updates), c (look-ups), e (95 % scans of up to 100
+    /// entries, 5 % insertions) [default: a,c,e]
+    #[arg(long, value_name = "MIXES", value_delimiter = ',')]
+    pub mixes: Option<Vec<Mix>>,
+
+    /// Migrations among all queries in percent, by comma [default: 0.01,25,50; 25 with --quick and
+    /// --smoke]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
+    pub migrations: Option<Vec<Share>>,
+
+    /// Leaves of a migration. A small tree, or many threads, have fewer [default: 1024]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pages: Option<u32>,
+
+    /// Threads that query [default: one for each CPU of the node --to, but at most 8]
+    #[arg(long, value_name = "N", value_parser = bytes::threads)]
+    pub threads: Option<usize>,
+
+    /// Engines that move the region, by comma [default: auto,mprotect; auto with --quick and
+    /// --smoke]
+    #[arg(long, value_name = "ENGINES", value_delimiter = ',')]
+    pub engine: Option<Vec<EngineChoice>>,
+
+    /// How long the threads query in each turn [default: 1s; 0.2s with --quick, 0.05s with --smoke]
+    #[arg(long, value_name = "TIME", value_parser = times::timeout)]
+    pub window: Option<Duration>,
+
+    #[command(flatten)]
+    pub common: ExperimentArgs,
+}
+
+impl BtreeArgs {
+    /// The most threads without `--threads`. With more, a migration would have fewer leaves.
+    pub const USUAL_THREADS: usize = 8;
+
+    /// The experiment with defaults.
+    pub fn usual(common: ExperimentArgs) -> BtreeArgs {
+        let (mixes, migrations, engine) = (None, None, None);
+        BtreeArgs { mixes, migrations, pages: None, threads: None, engine, window: None, common }
+    }
+
+    /// Mixes, each once.
+    pub fn mixes(&self) -> Vec<Mix> {
+        once_each(self.mixes.as_deref().unwrap_or(&Mix::ALL))
+    }
+
+    /// Shares of migrations, each once.
+    pub fn shares(&self) -> Vec<Share> {
+        let default = if self.common.is_short() { &[Share::MEDIUM][..] } else { &Share::ALL };
+        once_each(self.migrations.as_deref().unwrap_or(default))
+    }
+
+    /// Engines that move the region, each once.
+    pub fn engines(&self) -> Vec<EngineChoice> {
+        let usual = [EngineChoice::Auto, Engine::Mprotect.into()];
+        let default = if self.common.is_short() { &usual[..1] } else { &usual };
+        once_each(self.engine.as_deref().unwrap_or(default))
+    }
+
+    /// How long the threads query.
+    pub fn window(&self) -> Duration {
+        self.window.unwrap_or(match (self.common.quick, self.common.smoke) {
+            (true, _) => Duration::from_millis(200),
+            (_, true) => Duration::from_millis(50),
+            _ => btree::WINDOW,
+        })
+    }
+}
+
 /// The experiments, as subcommands of `pageleap bench`.
 #[derive(Subcommand, Clone, Debug)]
 pub enum ExperimentCommand {
     Access(AccessArgs),
+    Btree(BtreeArgs),
     Copy(CopyArgs),
     Overhead(OverheadArgs),
     Quiet(QuietArgs),
@@ -299,7 +387,7 @@ pub enum ExperimentCommand {
 }
 
 impl ExperimentCommand {
-    /// All experiments with the same flags, in the order of the paper.
+    /// All experiments with the same flags, in the order of the papers.
     pub fn all(common: &ExperimentArgs) -> Vec<ExperimentCommand> {
         let common = || common.clone();
         let leaps = || LeapArgs { engine: None, area: None };
@@ -322,6 +410,7 @@ impl ExperimentCommand {
             }),
             ExperimentCommand::Tpch(TpchArgs { common: common() }),
             ExperimentCommand::Scale(ScaleArgs { threads: None, common: common() }),
+            ExperimentCommand::Btree(BtreeArgs::usual(common())),
         ]
     }
 
@@ -329,6 +418,7 @@ impl ExperimentCommand {
     pub fn common(&self) -> &ExperimentArgs {
         match self {
             ExperimentCommand::Access(args) => &args.common,
+            ExperimentCommand::Btree(args) => &args.common,
             ExperimentCommand::Copy(args) => &args.common,
             ExperimentCommand::Overhead(args) => &args.common,
             ExperimentCommand::Quiet(args) => &args.common,
@@ -343,6 +433,7 @@ impl ExperimentCommand {
     pub fn name(&self) -> &'static str {
         match self {
             ExperimentCommand::Access(_) => access::ABOUT.name,
+            ExperimentCommand::Btree(_) => btree::ABOUT.name,
             ExperimentCommand::Copy(_) => copy::ABOUT.name,
             ExperimentCommand::Overhead(_) => writes::OVERHEAD.name,
             ExperimentCommand::Quiet(_) => quiet::ABOUT.name,
@@ -354,8 +445,8 @@ impl ExperimentCommand {
     }
 }
 
-/// The properties of all experiments, in the order of the paper.
-pub const ABOUTS: [&About; 8] = [
+/// The properties of all experiments, in the order of the papers.
+pub const ABOUTS: [&About; 9] = [
     &access::ABOUT,
     &copy::ABOUT,
     &quiet::ABOUT,
@@ -364,6 +455,7 @@ pub const ABOUTS: [&About; 8] = [
     &sustained::ABOUT,
     &tpch::ABOUT,
     &scale::ABOUT,
+    &btree::ABOUT,
 ];
 
 /// Run all experiments, one after the other.

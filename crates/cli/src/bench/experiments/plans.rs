@@ -3,8 +3,9 @@
 use std::any::Any;
 use std::time::Duration;
 
-use pageleap::{Engine, EngineChoice, PageSize};
+use pageleap::{BASE_PAGE, Engine, EngineChoice, PageSize};
 use pageleap_measure::experiments::access::{self, Access};
+use pageleap_measure::experiments::btree::{self, Mix, Share, Trees};
 use pageleap_measure::experiments::tpch::Tables;
 use pageleap_measure::experiments::ways::{self, Way, Ways};
 use pageleap_measure::experiments::writes::{self, Loaded, Purpose, Switch, Writes};
@@ -12,12 +13,13 @@ use pageleap_measure::experiments::{About, Scene, copy, quiet, scale, sustained,
 use pageleap_measure::figures::human_bytes;
 use pageleap_measure::load::{Rate, Rows};
 use pageleap_measure::method::LEAST_VALUES;
+use pageleap_measure::rivals::can_move;
 use pageleap_settings::{User, Wish};
 
 use super::super::memory::{missing_huge_pages, once_each, stop_between_leaps};
 use super::args::{
-    ExperimentArgs, ExperimentCommand, OverheadArgs, QuietArgs, ScaleArgs, SustainedArgs,
-    WritesArgs,
+    BtreeArgs, ExperimentArgs, ExperimentCommand, OverheadArgs, QuietArgs, ScaleArgs,
+    SustainedArgs, WritesArgs,
 };
 use super::nodes::Nodes;
 use crate::stop::{Refusal, Stop};
@@ -65,6 +67,7 @@ pub struct Plan {
 pub fn plan(command: &ExperimentCommand, nodes: &Nodes) -> Result<Plan, Stop> {
     match command {
         ExperimentCommand::Access(args) => access(&args.common, nodes),
+        ExperimentCommand::Btree(args) => btree(args, nodes),
         ExperimentCommand::Copy(args) => copy(&args.common, nodes),
         ExperimentCommand::Overhead(args) => overhead(args, nodes),
         ExperimentCommand::Quiet(args) => quiet(args, nodes),
@@ -208,6 +211,65 @@ fn tpch(args: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
             build: Box::new(build),
         }]
     })
+}
+
+/// The nodes of a tree for each thread, so that it has some sets of leaves to choose from.
+const NODES_OF_A_THREAD: u64 = 16;
+
+/// Each mix with each share of migrations.
+fn btree(args: &BtreeArgs, nodes: &Nodes) -> Result<Plan, Stop> {
+    let common = &args.common;
+    if !common.page_size.contains(&PageSize::Base) {
+        let why = "nodes of a tree have 4 KB, and move one by one: use --page-size 4k";
+        return Err(Refusal::new(why.to_owned()).into());
+    }
+    let sample = tree(args, nodes, Mix::C, Share::MEDIUM);
+    let (threads, most) =
+        (sample.cpus.len() as u64, sample.bytes / BASE_PAGE as u64 / NODES_OF_A_THREAD);
+    if threads > most {
+        let why = format!("--threads {threads}: a tree of this size takes {most}; or use --size");
+        return Err(Refusal::new(why).into());
+    }
+    nodes.check(common, sample.needs())?;
+    let ways = btree::ways(&args.engines(), common.is_short());
+    let scene = |(share, mix): (Share, Mix)| {
+        let (setting, ways) = (tree(args, nodes, mix, share), ways.clone());
+        let (heading, needs) = (format!("mix {mix}, {share}"), setting.needs());
+        let build = move || {
+            let spinner = progress::moving_spinner("loading the tree");
+            let scene = Trees::new(setting, &ways, stop_between_leaps);
+            spinner.finish_and_clear();
+            Ok(Box::new(scene?) as Box<dyn Scene>)
+        };
+        let bytes = common.bytes();
+        Planned { heading, bytes, needs, may_lack: false, build: Box::new(build) }
+    };
+    let all = args.shares().into_iter();
+    let all = all.flat_map(|share| args.mixes().into_iter().map(move |mix| (share, mix)));
+    let scenes = all.map(scene).collect();
+    let (entries, moved) = (sample.entries(), sample.migration_pages());
+    let note = format!(
+        "{threads} threads query. The tree has {entries} entries at first, and nodes of 4 KB. A \
+         migration moves {moved} leaves."
+    );
+    Ok(Plan { about: &btree::ABOUT, args: common.clone(), scenes, notes: vec![note] })
+}
+
+/// A tree and its queries. The threads take the CPUs in turn.
+fn tree(args: &BtreeArgs, nodes: &Nodes, mix: Mix, share: Share) -> btree::Setting {
+    let threads = args.threads.unwrap_or(nodes.cpus.len().min(BtreeArgs::USUAL_THREADS));
+    btree::Setting {
+        bytes: args.common.bytes(),
+        from: nodes.from,
+        to: nodes.to,
+        cpus: nodes.cpus.iter().copied().cycle().take(threads).collect(),
+        mix,
+        share,
+        pages: args.pages.map_or(btree::PAGES, |pages| pages as usize),
+        window: args.window(),
+        seed: args.common.seed,
+        can_move: can_move(nodes.from, nodes.to),
+    }
 }
 
 fn overhead(args: &OverheadArgs, nodes: &Nodes) -> Result<Plan, Stop> {
