@@ -2,7 +2,7 @@
 //! Main-Memory Databases For Modern Hardware*, the paper of `move_pages2`).
 //!
 //! Threads run a mix of queries like that of YCSB ([`Mix`]) on a tree whose nodes have 4 KB
-//! ([`crate::olc`]). A share of all queries are *migration queries* ([`Share`]): the thread moves
+//! (`olc`). A share of all queries are *migration queries* ([`Share`]): the thread moves
 //! some leaves to the other node by itself, and its next migration query brings them back. How many
 //! queries are left, and how many pages move? The base is the same mix without migrations, on the
 //! same memory.
@@ -20,13 +20,15 @@
 //!
 //! Values are functions of their key and of how often it was updated. Each look-up and each entry
 //! of a scan is checked at once, and after each turn all entries are compared with the records of
-//! the threads ([`verify`]).
+//! the threads (`verify`).
 //!
-//! * [`queries`]: mixes, keys, and the thread that runs queries.
-//! * [`shelf`]: which leaf lies where, and loading.
-//! * [`ways`]: the ways to move leaves.
-//! * [`scene`]: the turns of all ways.
+//! * `keys`: keys and their values.
+//! * `shelf`: which leaf lies where, and loading.
+//! * `ways`: the ways to move leaves.
+//! * `queries`: mixes, choices of keys, and the thread that runs queries.
+//! * `scene`: the turns of all ways.
 
+mod keys;
 mod queries;
 mod scene;
 mod shelf;
@@ -39,7 +41,8 @@ use std::time::Duration;
 
 pub use self::queries::{Mix, Share};
 pub use self::scene::{Setting, Trees};
-pub use self::ways::{Leaves, Way, ways};
+pub use self::shelf::Leaves;
+pub use self::ways::{Way, ways};
 use super::{About, Label, Metric, label, rate, share, time};
 
 /// The experiment.

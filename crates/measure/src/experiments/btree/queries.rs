@@ -1,4 +1,4 @@
-//! Mixes of queries, their keys, and the thread that runs them.
+//! Mixes of queries, choices of keys, and the thread that runs queries.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rand_distr::{Distribution, Zipf};
 
+use super::keys::{GAP_BITS, is_right, loaded_key, value};
 use super::ways::{Moved, Mover};
 use crate::Error;
 use crate::olc::{Broken, Inserted, Tree};
@@ -22,10 +23,6 @@ const SAMPLED: u64 = 16;
 const LOOK_EVERY: u64 = 32;
 /// The parts of a whole in which shares are drawn.
 const WHOLE: usize = 10_000;
-/// The least bit of the number of a key that is loaded. Keys between two loaded ones are inserted.
-const GAP_BITS: u32 = 24;
-/// No key is updated as often. A value from which more updates follow is wrong.
-const MOST_UPDATES: u64 = 1 << 32;
 
 /// A mix of queries, by its letter in YCSB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,21 +94,6 @@ impl FromStr for Share {
             None => Err("expected a percentage from 0.01 to 100".to_owned()),
         }
     }
-}
-
-/// The key at a place in the order of all keys that are loaded.
-pub(super) fn loaded_key(place: u64) -> u64 {
-    (place + 1) << GAP_BITS
-}
-
-/// The value of a key that was updated this often.
-pub(super) fn value(key: u64, times: u64) -> u64 {
-    scattered(key).wrapping_add(times)
-}
-
-/// Whether a key can have this value.
-fn is_right(key: u64, found: u64) -> bool {
-    found.wrapping_sub(value(key, 0)) < MOST_UPDATES
 }
 
 /// The order to a thread.
@@ -342,14 +324,5 @@ mod tests {
         // The sums of 1 / rank^0.99: the first 100 of 10,000 ranks have 5.29 of 10.22.
         let share = among(100.0) / f64::from(tries);
         assert!((0.50..0.55).contains(&share), "{share}");
-    }
-
-    #[test]
-    fn values_tell_wrong_words() {
-        let key = loaded_key(5);
-        assert!(is_right(key, value(key, 0)) && is_right(key, value(key, 1 << 20)));
-        for wrong in [0, u64::MAX, value(loaded_key(6), 0), value(key, 0).wrapping_sub(1)] {
-            assert!(!is_right(key, wrong), "{wrong:#x}");
-        }
     }
 }

@@ -13,8 +13,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use super::queries::{loaded_key, value};
-use super::ways::Leaves;
+use super::keys::{loaded_key, value};
 use crate::olc::{CAPACITY, NODE_WORDS, Roots, load_inner, load_leaf};
 use crate::random::SplitMix64;
 
@@ -31,6 +30,28 @@ const LEAST_APART: u64 = 4;
 const MOST_APART: u64 = 8192;
 /// Leaves that are loaded before the caller is asked whether to go on.
 const ASK_EVERY: u64 = 1 << 13;
+
+/// How the leaves of a migration lie in the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    /// Side by side, in a block.
+    Beside,
+    /// Each apart from the others.
+    Apart,
+}
+
+impl Leaves {
+    /// Both.
+    pub const ALL: [Leaves; 2] = [Leaves::Beside, Leaves::Apart];
+
+    /// Its name in results.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Leaves::Beside => "beside",
+            Leaves::Apart => "apart",
+        }
+    }
+}
 
 /// The places of leaves.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Compares a tree with the records of the threads that have worked on it.
 
-use super::queries::{loaded_key, value};
+use super::keys::{loaded_key, value};
 use crate::olc::Tree;
 
 /// The entries that a tree must have, in the order of keys.

@@ -10,7 +10,7 @@ use pageleap::{
 use pageleap_sys::{self as sys, Errno};
 
 use super::super::memory::Pools;
-use super::shelf::Shelf;
+use super::shelf::{Leaves, Shelf};
 use crate::Error;
 use crate::document::Value;
 use crate::private::failed;
@@ -20,27 +20,6 @@ use crate::random::SplitMix64;
 pub const BATCHES: [usize; 6] = [32, 64, 128, 256, 512, 1024];
 /// The best one of the paper on two sockets.
 const BEST_BATCH: usize = 128;
-
-/// How the leaves of a migration lie in the memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leaves {
-    /// Side by side, in a block.
-    Beside,
-    /// Each apart from the others.
-    Apart,
-}
-
-impl Leaves {
-    /// Both.
-    pub const ALL: [Leaves; 2] = [Leaves::Beside, Leaves::Apart];
-
-    fn name(self) -> &'static str {
-        match self {
-            Leaves::Beside => "beside",
-            Leaves::Apart => "apart",
-        }
-    }
-}
 
 /// A way to move leaves, or none.
 #[derive(Clone, Copy, Debug, PartialEq)]
