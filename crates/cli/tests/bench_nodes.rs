@@ -165,7 +165,7 @@ fn experiments_have_the_rivals_that_need_two_nodes() {
     }
     let btree = smoke("btree", nodes, &["--size", "8m"]);
     let rows = btree["rows"].as_array().unwrap();
-    for way in ["none, private", "one move_pages, private", "kernel retry 128, private"] {
+    for way in ["none, private", "one move_pages, private", "kernel retry, private"] {
         let of_way: Vec<&Value> = rows.iter().filter(|row| row["way"] == way).collect();
         // Three mixes. The call moves leaves beside and apart.
         let expected = if way.starts_with("one") { 6 } else { 3 };

@@ -125,6 +125,11 @@ impl Trees {
                 // The base of private memory alone says nothing.
                 (Way::Stay { private: true }, Err(_)) => continue,
                 (way, Err(why)) if way.is_private() => Some(why.clone()),
+                (Way::Kernel { batch: Some(batch), .. }, _)
+                    if *batch as u64 > shelf.set_pages() =>
+                {
+                    Some(format!("a migration has {} leaves", shelf.set_pages()))
+                }
                 _ => None,
             };
             match why {

@@ -8,24 +8,24 @@ use super::*;
 use crate::Error;
 use crate::olc::NODE_WORDS;
 
-/// Trees of 4 MB on one node, whose private memory moves to its own node, so that all code runs.
+/// Trees of 8 MB on one node, whose private memory moves to its own node, so that all code runs.
 fn trees(mix: Mix, ways: &[Way]) -> Trees {
     let topology = Topology::read().unwrap();
     let node = topology.nodes().iter().find(|node| node.total_bytes > 0).unwrap().id;
     let cpu = topology.allowed_cpus()[0];
     let setting = Setting {
-        bytes: 4 << 20,
+        bytes: 8 << 20,
         from: node,
         to: node,
         cpus: vec![cpu, *topology.allowed_cpus().last().unwrap()],
         mix,
         share: Share::MEDIUM,
-        pages: 8,
+        pages: 40,
         window: Duration::from_millis(20),
         seed: 5,
         can_move: Ok(()),
     };
-    assert_eq!(setting.migration_pages(), 8);
+    assert_eq!(setting.migration_pages(), 40);
     Trees::new(setting, ways, || Ok::<_, Error>(())).unwrap()
 }
 
@@ -38,9 +38,12 @@ fn metric(key: &str) -> usize {
 fn queries_beside_each_way_lose_nothing_and_have_a_base() {
     for mix in Mix::ALL {
         let mut trees = trees(mix, &ways(&EngineChoice::ALL, false));
-        assert_eq!(trees.left_out(), [""; 0]);
+        // The other batches are larger than a migration.
+        let too_large = |what: &String| what.ends_with(", private: a migration has 40 leaves");
+        assert!(trees.left_out().len() == 5 && trees.left_out().iter().all(too_large));
         for case in 0..trees.cases().len() {
-            for _ in 0..2 {
+            // A second turn finds the tree as the first one did.
+            for _ in 0..if mix == Mix::A { 2 } else { 1 } {
                 let Outcome { numbers, lost } = trees.measure(case, &|| false).unwrap().unwrap();
                 let labels = trees.cases()[case].labels.clone();
                 assert_eq!((lost, numbers.len()), (0, METRICS.len()), "{mix} {labels:?}");
@@ -62,9 +65,7 @@ fn queries_beside_each_way_lose_nothing_and_have_a_base() {
 #[test]
 fn each_way_has_labels_of_its_own() {
     let ways = ways(&EngineChoice::ALL, false);
-    let trees = trees(Mix::C, &ways);
-    let labels: Vec<String> =
-        trees.cases().iter().map(|case| format!("{:?}", case.labels)).collect();
+    let labels: Vec<String> = ways.iter().map(|way| format!("{:?}", way.labels())).collect();
     let mut each = labels.clone();
     each.sort();
     each.dedup();
@@ -76,9 +77,9 @@ fn each_way_has_labels_of_its_own() {
 
 #[test]
 fn a_wrong_word_of_a_leaf_or_an_inner_node_is_lost_once() {
-    // 896 leaves, and then inner nodes. A value of a leaf; a key of an inner node, by which its
+    // 1792 leaves, and then inner nodes. A value of a leaf; a key of an inner node, by which its
     // leaves are not found.
-    for (node, word) in [(100, 300), (897, 9)] {
+    for (node, word) in [(100, 300), (1793, 9)] {
         for mix in [Mix::A, Mix::C] {
             let mut trees = trees(mix, &[Way::Stay { private: false }]);
             let place = node * NODE_WORDS + word;
