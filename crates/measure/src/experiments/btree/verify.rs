@@ -61,3 +61,42 @@ pub(super) fn lost(
     lost += expected.count() as u64;
     lost + u64::from(walked.is_err())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::super::shelf::Shelf;
+    use super::*;
+    use crate::olc::NODE_WORDS;
+
+    #[test]
+    fn updates_and_insertions_that_nobody_recorded_or_made_are_lost() {
+        const NODES: u64 = 512;
+        let words: Vec<AtomicU64> = (0..NODES * NODE_WORDS as u64).map(AtomicU64::new).collect();
+        let shelf = Shelf::new(NODES, 1, 1, 3);
+        let roots = shelf.load(&words, &|| Ok::<_, ()>(())).unwrap();
+        let tree = Tree::new(&words, &roots);
+        let new = |place| loaded_key(place) + 9;
+        for place in [0, 700, 7, 700] {
+            tree.update(loaded_key(place), |value| value.wrapping_add(1)).unwrap();
+        }
+        for place in [shelf.keys() - 1, 50] {
+            tree.insert(new(place), value(new(place), 0)).unwrap();
+        }
+        let (last, keys) = (shelf.keys() - 1, shelf.keys());
+        let lost = |updated: &[u64], inserted: &[u64]| {
+            let inserted = inserted.iter().map(|place| new(*place)).collect();
+            lost(tree, keys, updated.to_vec(), inserted)
+        };
+        assert_eq!(lost(&[700, 0, 7, 700], &[last, 50]), 0);
+        // An update that left no trace, and one without a record.
+        assert_eq!(lost(&[700, 0, 7, 700, 7], &[50, last]), 1);
+        assert_eq!(lost(&[0, 7, 700], &[50, last]), 1);
+        // Insertions: one that is missing at the end and in the midst, and one without a record.
+        assert_eq!(lost(&[700, 0, 7, 700], &[50, last, last + 1]), 1);
+        assert_eq!(lost(&[700, 0, 7, 700], &[50, 51, last]), 1);
+        assert_eq!(lost(&[700, 0, 7, 700], &[last]), 1);
+        assert_eq!(lost(&[700, 0, 7, 700], &[50]), 1);
+    }
+}
