@@ -7,6 +7,8 @@
 
 use std::borrow::Cow;
 
+use crate::plot::Plot;
+
 /// A value with its unit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
@@ -193,6 +195,8 @@ pub enum Body {
     Notes(Vec<String>),
     /// Whole results, one after the other.
     Documents(Vec<Document>),
+    /// Plots of numbers that other sections have. Only some formats draw them.
+    Plots(Vec<Plot>),
 }
 
 /// A part of a result.

@@ -35,6 +35,7 @@
 //! * [`sample`]: the results of one leap beside one load.
 //! * [`method`]: the order of measurements in rounds, and when there are enough of them.
 //! * [`statistics`]: medians, quartiles and extremes. Pure.
+//! * [`plot`]: plots without a format: lines, and the samples behind each point.
 //! * [`document`]: a result as facts and tables, with a unit for each value. Knows no format.
 //! * [`export`]: one file for each format. A further format is one file and one line.
 
@@ -55,6 +56,7 @@ pub mod memcpy;
 pub mod method;
 mod olc;
 pub mod phase;
+pub mod plot;
 pub mod private;
 pub mod probing;
 mod random;

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use pageleap::{NodeId, PageSize};
 
+use super::drawing::{Drawing, Of, Over};
 use super::{About, Case, Label, Outcome, PAGE, Scene, label, time};
 use crate::Error;
 use crate::experiments::memory::private;
@@ -26,7 +27,17 @@ pub const ABOUT: About = About {
     takes: "5 min",
     labels: &[label("pattern", "pattern", "each word in order, or words at random"), PAGE, PLACE],
     metrics: &[time("time", "time", "")],
+    plots: &PLOTS,
 };
+
+const PLOTS: [Drawing; 1] = [Drawing {
+    title: "Time of the accesses",
+    about: "Lower is better. Each dot is a round.",
+    over: Over::Rows,
+    of: Of::Metric("time"),
+    split: &["pattern"],
+    theirs: &[],
+}];
 
 const PLACE: Label = label("memory", "memory", "on the node of the thread, or on the other one");
 

@@ -7,6 +7,7 @@
 use pageleap::{COPY_METHODS, CopyLoop, CopyMethod, EngineChoice, MemoryEngine};
 
 use super::About;
+use super::drawing::{Drawing, MOVE_PAGES, Of, Over};
 use super::ways::{LABELS, METRICS, Way};
 use crate::rivals::calls::Call;
 
@@ -19,7 +20,27 @@ pub const ABOUT: About = About {
     takes: "5 min for each page size",
     labels: &LABELS,
     metrics: &METRICS,
+    plots: &PLOTS,
 };
+
+const PLOTS: [Drawing; 2] = [
+    Drawing {
+        title: "Time compared with the fastest copy into mapped memory",
+        about: "Lower is better. Each dot is a round; ratios are formed within a round.",
+        over: Over::Rows,
+        of: Of::Ratio,
+        split: &[],
+        theirs: &MOVE_PAGES,
+    },
+    Drawing {
+        title: "Time of each way",
+        about: "Lower is better. Each dot is a round.",
+        over: Over::Rows,
+        of: Of::Metric("time"),
+        split: &[],
+        theirs: &[],
+    },
+];
 
 /// Copies memory into fresh memory, besides the library's loop. Page faults take most of the time,
 /// so that the size of the steps hardly matters.

@@ -19,6 +19,7 @@
 //! * [`btree`]: queries on a B+-tree whose leaves move meanwhile (of *Revisiting Page Migration*).
 //! * [`scale`]: the same by several threads, over the size of the memory.
 //! * [`memory`]: the memory that moves, and its contents.
+//! * [`drawing`]: which rows become which plot, and the published numbers beside them.
 //! * [`results`]: figures of rows, and the document.
 //!
 //! A further experiment is a file here, and a line in the command's list.
@@ -26,16 +27,22 @@
 pub mod access;
 pub mod btree;
 pub mod copy;
+pub mod drawing;
 pub mod memory;
+mod part;
+mod plots;
 pub mod quiet;
 pub mod results;
 pub mod scale;
+mod summary;
 pub mod sustained;
 pub mod tpch;
 pub mod ways;
 pub mod writes;
 
-pub use self::results::{Part, Results};
+use self::drawing::Drawing;
+pub use self::part::{Part, Position};
+pub use self::results::Results;
 use crate::Error;
 use crate::document::Value;
 
@@ -157,6 +164,8 @@ pub struct About {
     pub labels: &'static [Label],
     /// The numbers of each case. The first one counts: ratios are between such numbers.
     pub metrics: &'static [Metric],
+    /// Which rows become which plot.
+    pub plots: &'static [Drawing],
 }
 
 impl About {

@@ -3,6 +3,7 @@
 use pageleap::{Engine, EngineChoice, MemoryEngine, PageSize};
 
 use super::About;
+use super::drawing::{Drawing, MOVE_PAGES, Of, Over, TIME_OVER_AREAS};
 use super::ways::{LABELS, METRICS, Way};
 use crate::rivals::calls::Call;
 
@@ -15,7 +16,20 @@ pub const ABOUT: About = About {
     takes: "5 min for each page size",
     labels: &LABELS,
     metrics: &METRICS,
+    plots: &PLOTS,
 };
+
+const PLOTS: [Drawing; 2] = [
+    TIME_OVER_AREAS,
+    Drawing {
+        title: "Time compared with the fastest copy, over the size of areas",
+        about: "Lower is better. Ratios are formed within a round.",
+        over: Over::Label("area_bytes"),
+        of: Of::Ratio,
+        split: &[],
+        theirs: &MOVE_PAGES,
+    },
+];
 
 /// Sizes of areas in Figure 4 for pages of 4 KB: eleven, from 4 KB to 256 MB. The text names 4 KB,
 /// 64 KB, 512 KB, 16 MB and 256 MB; the others are steps between them.

@@ -5,201 +5,14 @@
 //! **in the same round**, as the median over the rounds: a round in which the machine is slow
 //! makes both slow.
 
-use super::{About, Case, Metric, Outcome, Unit};
+use super::part::{COPIED, Estimate, Part, View, difference};
+use super::{About, Metric, Unit, plots, summary};
 use crate::document::{Body, Document, Fact, Head, Section, Table, Value, fact};
-use crate::figures::{human_bytes, human_ns, percent, plural, short, three_digits};
-use crate::method::{CONFIDENCE, Enough, Interval, Method, Placed, Rounds, Turn};
-use crate::statistics::{extremes, median};
+use crate::figures::{human_ns, percent, plural, short, three_digits};
+use crate::method::{CONFIDENCE, Enough, Interval, Method, Placed};
 
-/// The key of a metric with which results have the time beyond a memcpy of all bytes that were
-/// copied: the times that all bytes were copied, retries included.
-pub const COPIED: &str = "copied";
 const BEYOND: &str = "time beyond a memcpy at rest of all bytes that were copied, retries included, \
                       in the same round, as a share of its time";
-
-/// The rounds of a scene.
-#[derive(Debug)]
-pub struct Part {
-    /// Its heading in tables, such as the page size. Empty: none.
-    pub heading: String,
-    /// The compared things.
-    pub cases: Vec<Case>,
-    /// Their results.
-    pub rounds: Rounds<Outcome>,
-    /// For each case, words with a wrong value after any of its measurements: warm-ups, and rounds
-    /// that are not whole, too.
-    lost: Vec<u64>,
-}
-
-/// A value over the rounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Estimate {
-    /// The median, or the mean if the method asks for it.
-    pub middle: f64,
-    /// The least.
-    pub min: f64,
-    /// The most.
-    pub max: f64,
-    /// The interval of the median; `None` after one round.
-    pub interval: Option<Interval>,
-}
-
-impl Estimate {
-    fn of(values: &[f64], method: Method) -> Option<Estimate> {
-        let (min, max) = extremes(values)?;
-        let mean = || values.iter().sum::<f64>() / values.len() as f64;
-        let middle = if method.means { mean() } else { median(values)? };
-        Some(Estimate { middle, min, max, interval: Interval::of_median(values, method.seed) })
-    }
-
-    fn half_width(self) -> Option<f64> {
-        self.interval?.half_width_of(self.middle)
-    }
-}
-
-impl Part {
-    /// No rounds yet.
-    pub fn new(heading: String, cases: Vec<Case>, method: Method) -> Part {
-        let (rounds, lost) = (Rounds::new(method, cases.len()), vec![0; cases.len()]);
-        Part { heading, cases, rounds, lost }
-    }
-
-    /// Whose turn it is; `None` if there are enough rounds.
-    pub fn next_turn(&mut self) -> Option<Turn> {
-        let cases = &self.cases;
-        self.rounds.next(|rounds| Part::widest(cases, rounds))
-    }
-
-    /// Adds the outcome of a turn.
-    pub fn add(&mut self, turn: Turn, outcome: Outcome) {
-        self.lost[turn.thing] += outcome.lost;
-        self.rounds.add(outcome);
-    }
-
-    /// The widest interval of the values by which cases are compared, as half of its width by its
-    /// median: of the ratio of a case that has a base, else of its first metric. `None` if one is
-    /// not known.
-    fn widest(cases: &[Case], rounds: &Rounds<Outcome>) -> Option<f64> {
-        let view = View { cases, rounds };
-        let width = |case| match view.base(case) {
-            Some(base) if base != case => view.ratio(case, base)?.half_width(),
-            _ => view.metric(case, 0)?.half_width(),
-        };
-        let widths: Option<Vec<f64>> = (0..cases.len()).map(width).collect();
-        widths?.into_iter().max_by(f64::total_cmp)
-    }
-
-    fn view(&self) -> View<'_> {
-        View { cases: &self.cases, rounds: &self.rounds }
-    }
-
-    /// For each case that has lost words, its name and their number.
-    fn losers(&self) -> Vec<String> {
-        let lost = self.cases.iter().zip(&self.lost).filter(|(_, lost)| **lost > 0);
-        let said = |(case, lost)| format!("{}, {}: {lost} words lost", self.heading, name(case));
-        lost.map(said).collect()
-    }
-
-    /// The base of all cases, if they have the same one.
-    fn common_base(&self) -> Option<usize> {
-        let view = self.view();
-        let first = view.base(0)?;
-        (1..self.cases.len()).all(|case| view.base(case) == Some(first)).then_some(first)
-    }
-
-    /// Its heading, with the base if all cases have the same one.
-    fn title(&self) -> String {
-        match self.common_base() {
-            Some(base) => format!("{}; ratios to: {}", self.heading, name(&self.cases[base])),
-            None => self.heading.clone(),
-        }
-    }
-
-    /// Words with a wrong value after any measurement.
-    pub fn lost(&self) -> u64 {
-        self.lost.iter().sum()
-    }
-
-    /// How many rounds there are, and the ratios, in words.
-    pub fn in_short(&self) -> String {
-        let view = self.view();
-        let ratio = |case: usize| {
-            let base = view.base(case).filter(|base| *base != case)?;
-            Some(view.ratio(case, base)?.middle)
-        };
-        let ratios: Vec<f64> = (0..self.cases.len()).filter_map(ratio).collect();
-        let least = ratios.iter().copied().min_by(f64::total_cmp);
-        let most = ratios.iter().copied().max_by(f64::total_cmp);
-        let rounds = format!("{}: {}", self.heading, plural(self.rounds.count(), "round"));
-        match (least, most) {
-            (Some(least), Some(most)) => {
-                let [least, most] = [least, most].map(three_digits);
-                format!("{rounds}, ratios {least} to {most}")
-            }
-            _ => rounds,
-        }
-    }
-}
-
-/// Cases with their rounds.
-struct View<'a> {
-    cases: &'a [Case],
-    rounds: &'a Rounds<Outcome>,
-}
-
-impl View<'_> {
-    fn numbers(&self, case: usize, metric: usize) -> Vec<f64> {
-        let number = |round: &Vec<Placed<Outcome>>| round[case].of.numbers[metric];
-        self.rounds.whole().iter().map(number).collect()
-    }
-
-    /// A metric over the rounds in which it is known; `None` if no round knows it.
-    fn metric(&self, case: usize, metric: usize) -> Option<Estimate> {
-        self.estimate(self.numbers(case, metric).into_iter())
-    }
-
-    /// The estimate of the numbers that are known.
-    fn estimate(&self, numbers: impl Iterator<Item = f64>) -> Option<Estimate> {
-        let known: Vec<f64> = numbers.filter(|number| number.is_finite()).collect();
-        Estimate::of(&known, self.rounds.method())
-    }
-
-    /// In how many rounds the first metric is known.
-    fn known(&self, case: usize) -> usize {
-        self.numbers(case, 0).iter().filter(|number| number.is_finite()).count()
-    }
-
-    /// The case that a case is compared with.
-    fn base(&self, case: usize) -> Option<usize> {
-        self.fastest(&self.cases[case].bases)
-    }
-
-    /// The memcpy at rest that a case beside a load is compared with.
-    fn at_rest(&self, case: usize) -> Option<usize> {
-        self.fastest(&self.cases[case].at_rest)
-    }
-
-    fn fastest(&self, of: &[usize]) -> Option<usize> {
-        let median = |at: &usize| Some((*at, self.metric(*at, 0)?.middle));
-        let medians = of.iter().filter_map(median);
-        medians.min_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(at, _)| at)
-    }
-
-    /// The ratio of the first metric to that of the base in the same round.
-    fn ratio(&self, case: usize, base: usize) -> Option<Estimate> {
-        let pairs = self.numbers(case, 0).into_iter().zip(self.numbers(base, 0));
-        self.estimate(pairs.map(|(number, base)| number / base))
-    }
-
-    /// The time beyond that of the memcpy at rest in the same round, as often as the metric
-    /// `copied` says, as a share of the time of that.
-    fn beyond(&self, case: usize, copied: usize) -> Option<Estimate> {
-        let base = self.numbers(self.at_rest(case)?, 0);
-        let copied = self.numbers(case, copied).into_iter().zip(base);
-        let pairs = self.numbers(case, 0).into_iter().zip(copied);
-        self.estimate(pairs.map(|(time, (copied, base))| time / (copied * base) - 1.0))
-    }
-}
 
 /// All results of an experiment.
 #[derive(Debug)]
@@ -228,20 +41,6 @@ struct Row<'a> {
     /// The number of the first row of its part.
     first: usize,
     lost: u64,
-}
-
-impl Row<'_> {
-    /// Whether people see it: of several candidates for a base, only those that became one.
-    fn is_shown(&self) -> bool {
-        let cases = self.view.cases;
-        let candidates = |case: &Case| {
-            let mut lists = [&case.bases, &case.at_rest].into_iter();
-            lists.any(|list| list.len() > 1 && list.contains(&self.case))
-        };
-        let is_base =
-            |case| [self.view.base(case), self.view.at_rest(case)].contains(&Some(self.case));
-        !cases.iter().any(candidates) || (0..cases.len()).any(is_base)
-    }
 }
 
 impl Results {
@@ -289,9 +88,9 @@ impl Results {
                 head.head = "";
             }
         }
-        let mut is_shown = rows.iter().map(|row| row.is_shown());
+        let mut is_shown = rows.iter().map(|row| row.view.is_shown(row.case));
         shown.rows.retain(|_| is_shown.next() == Some(true));
-        let mut is_shown = rows.iter().map(|row| row.is_shown());
+        let mut is_shown = rows.iter().map(|row| row.view.is_shown(row.case));
         shown.groups.retain(|_| is_shown.next() == Some(true));
         let title = match (rows.is_empty(), self.method.means) {
             (true, _) => "",
@@ -299,6 +98,9 @@ impl Results {
             (false, false) => "Medians of all rounds",
         };
         sections.push(Section::new("", title, Body::Table(shown)));
+        let summary = summary::sentences(self.about, &self.setting, &self.parts);
+        sections.push(Section::data("summary", Body::Notes(summary)));
+        sections.push(Section::data("", Body::Plots(plots::plots(self.about, &self.parts))));
         sections.push(Section::data("rows", Body::Table(table)));
         sections.push(self.method_section());
         sections.push(Section::data("samples", Body::Table(self.samples(&rows))));
@@ -442,26 +244,6 @@ impl Results {
     }
 }
 
-/// The labels of a case, in short.
-pub(super) fn name(case: &Case) -> String {
-    words(case.labels.iter())
-}
-
-/// The labels in which a case differs from another one.
-fn difference(case: &Case, other: &Case) -> String {
-    let pairs = case.labels.iter().zip(&other.labels);
-    words(pairs.filter(|(one, other)| one != other).map(|(label, _)| label))
-}
-
-fn words<'a>(labels: impl Iterator<Item = &'a Value>) -> String {
-    let word = |label: &Value| match label {
-        Value::Text(text) if !text.is_empty() => Some(text.clone()),
-        Value::Bytes(bytes) => Some(human_bytes(*bytes as f64)),
-        _ => None,
-    };
-    labels.filter_map(word).collect::<Vec<_>>().join(" ")
-}
-
 /// Median, least, most, and both ends of the interval.
 fn five(of: Option<Estimate>) -> [Option<f64>; 5] {
     let interval = of.and_then(|of| of.interval);
@@ -505,7 +287,8 @@ mod tests {
     use serde_json::Value as Json;
 
     use super::*;
-    use crate::experiments::{label, time};
+    use crate::experiments::drawing::TIME_OVER_AREAS;
+    use crate::experiments::{Case, Outcome, label, time};
     use crate::export::Format;
 
     const ABOUT: About = About {
@@ -516,6 +299,7 @@ mod tests {
         takes: "no time",
         labels: &[label("way", "way", ""), label("area_bytes", "area", "")],
         metrics: &[time("time", "time", ""), time("cpu", "CPU", "")],
+        plots: &[TIME_OVER_AREAS],
     };
 
     /// Three cases: two candidates for the base, and one that takes twice as long as the second in
@@ -580,6 +364,51 @@ mod tests {
         assert!(!text.contains("  of  "), "{text}");
         // People see no candidate that is slower than the base.
         assert!(text.contains(" 1MiB ") && !text.contains(" 64KiB "), "{text}");
+    }
+
+    #[test]
+    fn plots_have_the_samples_of_their_rows_and_sentences_the_losses() {
+        let label = |way: &str, area| vec![way.into(), area];
+        let case = |way: &str, area: Value, bases: &[usize]| Case {
+            labels: label(way, area),
+            bases: bases.to_vec(),
+            at_rest: Vec::new(),
+        };
+        let cases = vec![
+            case("memcpy", Value::Bytes(65536), &[0, 1]),
+            case("memcpy", Value::Bytes(1 << 20), &[0, 1]),
+            case("auto", Value::Unknown, &[0, 1]),
+            case("mprotect", Value::Bytes(1 << 20), &[0, 1]),
+            case("mprotect", Value::Bytes(65536), &[0, 1]),
+            case("precopy", Value::Unknown, &[0, 1]),
+            case("memcpy, fresh", Value::Bytes(1 << 20), &[0, 1]),
+        ];
+        let method = Method::exactly(6, 0, 1);
+        let mut part = Part::new("pages of 4k".to_owned(), cases, method);
+        while let Some(turn) = part.next_turn() {
+            let ns = [1500.0, 1000.0, 2000.0, 1600.0, 3000.0, 1800.0, 900.0][turn.thing];
+            part.add(turn, Outcome { numbers: vec![ns, 1.0], lost: 0 });
+        }
+        let results = Results { parts: vec![part], ..results(0, [&[]; 3]) };
+        let plots = plots::plots(results.about, &results.parts);
+        assert_eq!(plots.len(), 1);
+        let line = |name: &str| plots[0].lines.iter().find(|line| line.name == name).unwrap();
+        let places: Vec<Option<f64>> = line("mprotect").points.iter().map(|of| of.x).collect();
+        assert_eq!(places, [Some(65536.0), Some(1048576.0)]);
+        let point = &line("mprotect").points[1];
+        assert_eq!((point.y, &point.samples), (1600.0, &vec![1600.0; 6]));
+        assert_eq!(point.from, Some((3, "time_ns".to_owned())));
+        // Of the copies only the fastest one is there, and `auto` has no size of its own.
+        assert_eq!(line("memcpy, 1 MiB").points[0].x, None);
+        assert_eq!(line("auto").points[0].x, None);
+        assert_eq!(plots[0].lines.len(), 5);
+        let summary = json(&results)["summary"].clone();
+        let summary = summary[0].as_str().unwrap();
+        assert!(summary.contains("auto takes 2.00 (2.00 to 2.00) times as long"), "{summary}");
+        // A copy is no loss, and neither is a slower way.
+        let losses = "It loses to mprotect 1 MiB, by 1.25 (1.25 to 1.25); precopy, by 1.11 (1.11 to \
+                      1.11).";
+        assert!(summary.ends_with(losses), "{summary}");
     }
 
     #[test]

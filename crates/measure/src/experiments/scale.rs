@@ -3,6 +3,7 @@
 use pageleap::{CopyLoop, CopyMethod, EngineChoice, MemoryEngine};
 
 use super::About;
+use super::drawing::{Drawing, Of, Over};
 use super::ways::{LABELS, METRICS, Way};
 use crate::rivals::calls::Call;
 
@@ -15,7 +16,27 @@ pub const ABOUT: About = About {
     takes: "5 min for each page size and size",
     labels: &LABELS,
     metrics: &METRICS,
+    plots: &PLOTS,
 };
+
+const PLOTS: [Drawing; 2] = [
+    Drawing {
+        title: "Time over the size of the memory",
+        about: "Lower is better.",
+        over: Over::Part("size of the memory"),
+        of: Of::Metric("time"),
+        split: &[],
+        theirs: &[],
+    },
+    Drawing {
+        title: "Time compared with the fastest copy by one thread, over the size of the memory",
+        about: "Lower is better. Ratios are formed within a round.",
+        over: Over::Part("size of the memory"),
+        of: Of::Ratio,
+        split: &[],
+        theirs: &[],
+    },
+];
 
 /// The smallest memory.
 pub const SMALLEST: u64 = 64 << 20;

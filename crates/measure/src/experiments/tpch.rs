@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 
 use pageleap::{Engine, EngineChoice, MemoryEngine, PageSize};
 
+use super::drawing::{Drawing, Of, Over};
 use super::ways::{self, Prepared, Way, Ways, with_lost};
 use super::writes::{Balancing, LIMIT, Switch};
-use super::{About, Case, Label, Metric, Outcome, Part, Scene, label, quiet, results, share, time};
+use super::{About, Case, Label, Metric, Outcome, Part, Scene, label, part, quiet, share, time};
 use crate::Error;
 use crate::document::Value;
 use crate::leap::{Wish, finish};
@@ -41,7 +42,24 @@ pub const ABOUT: About = About {
     takes: "15 min for each page size",
     labels: &LABELS,
     metrics: &METRICS,
+    plots: &PLOTS,
 };
+
+const PLOTS: [Drawing; 1] = [Drawing {
+    title: "Time from the start of the migration to the end of each query",
+    about: "Lower is better. A migration pays from the query on at which its line crosses that of \
+            the table that stays (none).",
+    over: Over::Metrics(&[
+        ("first", "first"),
+        ("second", "second"),
+        ("third", "third"),
+        ("fourth", "fourth"),
+        ("fifth", "fifth"),
+    ]),
+    of: Of::Metric("fifth"),
+    split: &["query", "writes"],
+    theirs: &[],
+}];
 
 const LABELS: [Label; 5] = [
     label("query", "query", ""),
@@ -301,7 +319,7 @@ pub fn pays(part: &Part) -> Vec<String> {
         let pays = which.map_or("does not pay within five queries".to_owned(), |which| {
             format!("pays from query {} on", which + 1)
         });
-        Some(format!("{}, {}: {pays}", part.heading, results::name(case)))
+        Some(format!("{}, {}: {pays}", part.heading, part::name(case)))
     };
     (0..part.cases.len()).filter_map(case).collect()
 }

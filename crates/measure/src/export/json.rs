@@ -24,7 +24,7 @@ impl Serialize for Object<'_> {
                 (Section { key: "", .. }, Body::Facts(facts)) => {
                     facts_into(&mut map, facts)?;
                 }
-                (Section { key: "", .. }, _) => {}
+                (Section { key: "", .. }, _) | (_, Body::Plots(_)) => {}
                 (Section { key, .. }, Body::Facts(facts)) => {
                     map.serialize_entry(key, &Facts(facts))?;
                 }

@@ -1,8 +1,11 @@
 //! Exporters: each writes a [`Document`] in one format, in a file of its own.
 //!
 //! To add a format, write `export/<format>.rs` with a function from a document to a string, and add
-//! a line to [`Format`] and to [`Format::write`].
+//! a line to [`Format`] and to [`Format::write`]; or to [`DocumentFormat`], if only documents can
+//! be written in it.
 
+mod csv;
+mod html;
 mod json;
 mod text;
 
@@ -36,9 +39,28 @@ impl Format {
     }
 }
 
+/// A format for documents alone: commands whose results are no documents do not have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DocumentFormat {
+    /// The raw samples, one in a line.
+    Csv,
+    /// A page with plots, which needs nothing besides.
+    Html,
+}
+
+impl DocumentFormat {
+    /// Writes the document, with a newline at the end.
+    pub fn write(self, document: &Document) -> String {
+        match self {
+            DocumentFormat::Csv => csv::write(document),
+            DocumentFormat::Html => html::write(document),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::document::{Body, Column, Document, Fact, Section, Table, Value, fact};
+    use crate::document::{Body, Column, Document, Fact, Head, Section, Table, Value, fact};
 
     struct Row {
         engine: &'static str,
@@ -62,6 +84,41 @@ mod tests {
             cell: |row| Value::SignedNs(row.touch),
         },
     ];
+
+    /// An experiment with two rows and a sample of each, and with texts that formats must escape.
+    pub(super) fn experiment(name: &str, metric: &'static str) -> Document {
+        let head = |key: &'static str| Head { key: key.into(), head: "", meaning: "" };
+        let table = |keys: &[&'static str], rows: Vec<Vec<Value>>| Table {
+            heads: keys.iter().copied().map(head).collect(),
+            groups: vec![String::new(); rows.len()],
+            rows,
+        };
+        let count = Value::Count;
+        let (ns, bytes) = (Value::Ns(5), Value::Bytes(4096));
+        let rows = vec![
+            vec![
+                count(0),
+                "pages of 4k".into(),
+                "leap, \"auto\"".into(),
+                Value::Unknown,
+                ns.clone(),
+            ],
+            vec![count(1), "pages of 4k".into(), "</script>".into(), bytes, Value::Unknown],
+        ];
+        let samples = vec![
+            vec![count(0), count(0), count(1), ns],
+            vec![count(1), count(0), count(0), Value::Unknown],
+        ];
+        let facts = vec![fact("experiment", "", name)];
+        let rows = table(&["row", "part", "way", "area_bytes", metric], rows);
+        let samples = table(&["row", "round", "place", metric], samples);
+        let sections = vec![
+            Section::new("", "An <experiment>", Body::Facts(facts)),
+            Section::data("rows", Body::Table(rows)),
+            Section::data("samples", Body::Table(samples)),
+        ];
+        Document { sections }
+    }
 
     /// One of everything.
     pub(super) fn document() -> Document {

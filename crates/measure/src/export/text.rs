@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use crate::document::{Body, Document, Fact, Head, Table, Value};
+use crate::document::{Body, Document, Fact, Head, Section, Table, Value};
 use crate::figures::{grouped, human_bytes, human_ns, percent, short, three_digits};
 
 /// Least width of labels, so that values start in one column through most sections.
@@ -22,7 +22,9 @@ const LEGEND_WIDTH: usize = 10;
 /// columns, as long as no single word is longer.
 pub(super) fn write(document: &Document, width: usize) -> String {
     let mut out = String::new();
-    for section in document.sections.iter().filter(|section| !section.title.is_empty()) {
+    let is_shown =
+        |section: &&Section| !section.title.is_empty() && !matches!(section.body, Body::Plots(_));
+    for section in document.sections.iter().filter(is_shown) {
         if !out.is_empty() {
             out.push('\n');
         }
@@ -39,6 +41,7 @@ pub(super) fn write(document: &Document, width: usize) -> String {
                     out += &self::write(document, width);
                 }
             }
+            Body::Plots(_) => {}
         }
     }
     out
@@ -137,7 +140,7 @@ fn wrapped(out: &mut String, width: usize, begin: &str, indent: &str, text: &str
 }
 
 /// A value as people read it.
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     match value {
         Value::Unknown => "-".to_owned(),
         Value::Text(text) => text.clone(),
@@ -173,7 +176,6 @@ fn tight(value: &Value) -> String {
 mod tests {
     use super::super::tests::document;
     use super::*;
-    use crate::document::Section;
 
     #[test]
     fn facts_and_tables_are_aligned_and_explained() {

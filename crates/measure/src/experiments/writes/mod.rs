@@ -21,8 +21,9 @@ pub(super) use self::balancing::Balancing;
 pub use self::balancing::Switch;
 pub use self::scene::Loaded;
 use self::scene::Numbers;
+use super::drawing::{Drawing, Of, Over, Pages, Published, TIME_OVER_AREAS, Theirs, WAITS};
+use super::part::COPIED;
 use super::quiet;
-use super::results::COPIED;
 use super::ways::{self, LABELS, Way};
 use super::{About, Metric, share, time};
 use crate::figures::short;
@@ -38,6 +39,7 @@ pub const ABOUT: About = About {
     takes: "5 min for each page size and load",
     labels: &LABELS,
     metrics: &METRICS,
+    plots: &[TIME_OVER_AREAS, KEPT, WAITS],
 };
 
 /// The experiment of Table 2.
@@ -49,7 +51,69 @@ pub const OVERHEAD: About = About {
     takes: "5 min for each page size and load",
     labels: &LABELS,
     metrics: &METRICS,
+    plots: &[BEYOND, EXTRA, TIME_OVER_AREAS, WAITS],
 };
+
+const KEPT: Drawing = Drawing {
+    title: "Writes meanwhile, of those that were requested, over the size of areas",
+    about: "Higher is better.",
+    over: Over::Label("area_bytes"),
+    of: Of::Metric("kept"),
+    split: &[],
+    theirs: &[],
+};
+
+const BEYOND: Drawing = Drawing {
+    title: "Time beyond a memcpy of all bytes that were copied, over the size of areas",
+    about: "Lower is better. The memcpy is at rest, and copies retries, too.",
+    of: Of::Beyond,
+    theirs: &TABLE_2_TIMES,
+    ..KEPT
+};
+
+const EXTRA: Drawing = Drawing {
+    title: "Bytes that were copied again, of all bytes, over the size of areas",
+    about: "Lower is better.",
+    of: Of::Metric("extra_copied"),
+    theirs: &TABLE_2_BYTES,
+    ..KEPT
+};
+
+/// Numbers of Table 2, over the sizes of areas.
+const fn table_2(pages: Pages, points: &'static [(f64, f64)]) -> Theirs {
+    Theirs { name: "page_leap()", source: "Table 2", pages, numbers: Published::At(points) }
+}
+
+const KB: f64 = 1024.0;
+const MB: f64 = 1024.0 * KB;
+
+const TABLE_2_TIMES: [Theirs; 2] = [
+    table_2(
+        Pages::Small,
+        &[
+            (4.0 * KB, 6.59),
+            (512.0 * KB, 0.313),
+            (2.0 * MB, 0.229),
+            (16.0 * MB, 0.475),
+            (256.0 * MB, 0.275),
+        ],
+    ),
+    table_2(Pages::Huge, &[(2.0 * MB, 0.051), (16.0 * MB, 0.284), (256.0 * MB, 0.183)]),
+];
+
+const TABLE_2_BYTES: [Theirs; 2] = [
+    table_2(
+        Pages::Small,
+        &[
+            (4.0 * KB, 0.0),
+            (512.0 * KB, 0.0013),
+            (2.0 * MB, 0.0102),
+            (16.0 * MB, 0.525),
+            (256.0 * MB, 4.275),
+        ],
+    ),
+    table_2(Pages::Huge, &[(2.0 * MB, 0.0161), (16.0 * MB, 0.45), (256.0 * MB, 4.2)]),
+];
 
 /// Gaps of the writer, by a histogram of each run.
 pub(super) const GAPS: [Metric; 4] = [
