@@ -10,6 +10,7 @@ use crate::Error;
 use crate::load::Beside;
 use crate::memcpy::cpu_ns;
 use crate::phase::Phase;
+use crate::timeline;
 
 /// The time between two looks of the calling thread at a running job. It is long, because reading
 /// the list of mappings blocks threads that change mappings (mmap lock).
@@ -92,7 +93,14 @@ pub fn watch_counting(
     let job = start()?;
     let start_cpu_ns = cpu_start.zip(cpu_ns()).map(|(from, to)| to - from);
     let mut failed = None;
-    finish(&job, |job| {
+    let every = if beside.is_recorded() { timeline::EVERY } else { LOOK_EVERY };
+    let mut looked = began;
+    wait(&job, every, |job| {
+        beside.note_moved(job.progress().bytes_migrated);
+        if looked.elapsed() < LOOK_EVERY {
+            return Wish::GoOn;
+        }
+        looked = Instant::now();
         match mappings() {
             Ok(count) => mappings_peak = mappings_peak.max(count),
             Err(error) => failed = Some(error),
@@ -101,6 +109,7 @@ pub fn watch_counting(
         look(job)
     });
     let elapsed = began.elapsed();
+    beside.note_moved(job.progress().bytes_migrated);
     beside.stage.enter(Phase::After);
     let writes = beside.completed() - writes_before;
     let report = job.wait();
@@ -123,8 +132,13 @@ pub fn watch_counting(
 }
 
 /// Waits until the job ends. Calls `look` every 50 ms, which may cancel the job.
-pub fn finish(job: &Job, mut look: impl FnMut(&Job) -> Wish) {
-    while !finished_within(job, LOOK_EVERY) {
+pub fn finish(job: &Job, look: impl FnMut(&Job) -> Wish) {
+    wait(job, LOOK_EVERY, look);
+}
+
+/// Waits until the job ends. Calls `look` after each `every`, which may cancel the job.
+fn wait(job: &Job, every: Duration, mut look: impl FnMut(&Job) -> Wish) {
+    while !finished_within(job, every) {
         if look(job) == Wish::Cancel {
             job.cancel();
         }

@@ -20,6 +20,7 @@
 //! * [`rivals`]: the kernel's own ways to move pages, which a leap is compared with.
 //! * [`probing`]: a probe of latency beside the sweep that it replaces.
 //! * [`tables`]: moves of page tables alone, beside leaps of the data.
+//! * [`timeline`]: the progress of a load and of a job, every few milliseconds.
 //! * [`tpch`]: a table of TPC-H, and two of its queries.
 //! * [`views`]: views of a region, and mappings of a file, against their number.
 //! * [`workloads`]: threads that update or search a data structure, and miss the TLB.
@@ -65,6 +66,7 @@ pub mod sample;
 pub mod scenarios;
 pub mod statistics;
 pub mod tables;
+pub mod timeline;
 pub mod tpch;
 pub mod views;
 pub mod workloads;

@@ -11,7 +11,7 @@ mod reader;
 mod spells;
 mod writer;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -121,6 +121,9 @@ pub struct Beside {
     /// The phase, and whether the threads are to end.
     pub stage: Stage,
     completed: AtomicU64,
+    /// Bytes that a job beside the load has moved.
+    moved_bytes: AtomicU64,
+    is_recorded: AtomicBool,
 }
 
 impl Beside {
@@ -132,6 +135,23 @@ impl Beside {
     /// Writes, or rounds, that the load has completed.
     pub fn completed(&self) -> u64 {
         self.completed.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that a job beside the load has moved, as far as was noted. Whoever watches the job
+    /// notes them often from now on.
+    pub fn moved_bytes(&self) -> u64 {
+        self.is_recorded.store(true, Ordering::Relaxed);
+        self.moved_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether somebody has asked for [`Beside::moved_bytes`].
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.is_recorded.load(Ordering::Relaxed)
+    }
+
+    /// Notes the bytes that a job has moved.
+    pub(crate) fn note_moved(&self, bytes: u64) {
+        self.moved_bytes.store(bytes, Ordering::Relaxed);
     }
 
     fn complete(&self, writes: u64) {
