@@ -24,7 +24,7 @@ use anyhow::{Context, anyhow};
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, ValueHint};
 use pageleap_measure::document::Document;
-use pageleap_measure::export::Format;
+use pageleap_measure::export::{DocumentFormat, Format};
 
 use crate::output;
 use crate::stop::{Refusal, Stop};
@@ -53,28 +53,71 @@ fn file() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
+/// A page that gets the result too, of commands whose result is a document.
+#[derive(Args, Clone, Debug)]
+pub struct Reports {
+    /// Draw the result in this file: one page of HTML with plots, tables and all samples, which
+    /// opens without a network; may be repeated
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, value_parser = file())]
+    pub report: Vec<PathBuf>,
+}
+
+/// Files with the samples of an experiment.
+#[derive(Args, Clone, Debug)]
+pub struct SampleExports {
+    #[command(flatten)]
+    pub exports: Exports,
+
+    /// Write all raw samples to this file as CSV, one in a line; may be repeated
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, value_parser = file())]
+    pub export_csv: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub reports: Reports,
+}
+
+impl SampleExports {
+    /// As [`Exports::open`].
+    pub fn open(&self) -> Result<OpenedDocument, Refusal> {
+        let csv = ("--export-csv", DocumentFormat::Csv, &*self.export_csv);
+        self.exports.open_with(&[csv, self.reports.row()])
+    }
+}
+
+impl Reports {
+    /// Flag, format and files.
+    pub fn row(&self) -> (&'static str, DocumentFormat, &[PathBuf]) {
+        ("--report", DocumentFormat::Html, &self.report)
+    }
+}
+
 impl Exports {
     /// Finds out whether each file can be written, without changing any.
     ///
     /// A named pipe is opened, which waits for its reader. So this comes before signals are caught.
     pub fn open(&self) -> Result<Opened, Refusal> {
-        let formats = [
-            ("--export-json", Format::Json, &self.export_json),
-            ("--export-text", Format::WIDE, &self.export_text),
-        ];
-        let mut exports: Vec<Export> = Vec::new();
-        for (flag, format, paths) in formats {
-            for path in paths {
-                let name = format!("{flag} {}", path.display());
-                let target = Target::at(path).and_then(|target| match target.is_among(&exports) {
-                    false => Ok(target),
-                    true => Err("another result goes to the same file; name another one".into()),
-                });
-                let target = target.map_err(|why| Refusal::new(format!("{name}: {why}")))?;
-                exports.push(Export { name, format, target });
-            }
-        }
+        let mut taken = Vec::new();
+        self.open_among(&mut taken)
+    }
+
+    fn open_among(&self, taken: &mut Vec<PathBuf>) -> Result<Opened, Refusal> {
+        let mut exports = open_all("--export-json", Format::Json, &self.export_json, taken)?;
+        exports.extend(open_all("--export-text", Format::WIDE, &self.export_text, taken)?);
         Ok(Opened(exports))
+    }
+
+    /// The same, with files in formats of documents: each flag with its format and its files.
+    pub fn open_with(
+        &self,
+        more: &[(&'static str, DocumentFormat, &[PathBuf])],
+    ) -> Result<OpenedDocument, Refusal> {
+        let mut taken = Vec::new();
+        let any = self.open_among(&mut taken)?;
+        let mut documents = Vec::new();
+        for (flag, format, paths) in more {
+            documents.extend(open_all(flag, *format, paths, &mut taken)?);
+        }
+        Ok(OpenedDocument { any, documents })
     }
 
     /// Whether some file gets text.
@@ -83,14 +126,59 @@ impl Exports {
     }
 }
 
-/// Files that can be written.
-pub struct Opened(Vec<Export>);
+/// Opens the files of a flag. `taken` has the files that get another result.
+fn open_all<F: Copy>(
+    flag: &str,
+    format: F,
+    paths: &[PathBuf],
+    taken: &mut Vec<PathBuf>,
+) -> Result<Vec<Export<F>>, Refusal> {
+    let open = |path: &PathBuf| {
+        let name = format!("{flag} {}", path.display());
+        let refused = |why: String| Refusal::new(format!("{name}: {why}"));
+        let target = Target::at(path).map_err(refused)?;
+        if let Target::Replaced { path, .. } = &target {
+            if taken.contains(path) {
+                let why = "another result goes to the same file; name another one";
+                return Err(refused(why.to_owned()));
+            }
+            taken.push(path.clone());
+        }
+        Ok(Export { name, format, target })
+    };
+    paths.iter().map(open).collect()
+}
 
-struct Export {
+/// Files that can be written.
+pub struct Opened(Vec<Export<Format>>);
+
+/// Files that can be written, for a result that is a document.
+pub struct OpenedDocument {
+    any: Opened,
+    documents: Vec<Export<DocumentFormat>>,
+}
+
+struct Export<F> {
     /// Flag and file, for errors.
     name: String,
-    format: Format,
+    format: F,
     target: Target,
+}
+
+impl<F> Export<F> {
+    fn write(&self, text: &str) -> anyhow::Result<()> {
+        let written = self.target.write(text.as_bytes());
+        written.with_context(|| format!("{}: the result was not written", self.name))
+    }
+}
+
+impl OpenedDocument {
+    /// As [`Opened::print`].
+    pub fn print(&self, document: &Document, json: bool) -> anyhow::Result<()> {
+        let printed = self.any.print(document, json);
+        let write = |export: &Export<DocumentFormat>| export.write(&export.format.write(document));
+        all_errors(std::iter::once(printed).chain(self.documents.iter().map(write)))
+    }
 }
 
 impl Opened {
@@ -107,18 +195,18 @@ impl Opened {
         printed: anyhow::Result<()>,
         result: impl Fn(Format) -> anyhow::Result<String>,
     ) -> anyhow::Result<()> {
-        let write = |export: &Export| {
-            let text = result(export.format)?;
-            let written = export.target.write(text.as_bytes());
-            written.with_context(|| format!("{}: the result was not written", export.name))
-        };
-        let all = std::iter::once(printed).chain(self.0.iter().map(write));
-        let errors: Vec<String> =
-            all.filter_map(Result::err).map(|error| format!("{error:#}")).collect();
-        match errors.is_empty() {
-            true => Ok(()),
-            false => Err(anyhow!(errors.join("\nerror: "))),
-        }
+        let write = |export: &Export<Format>| export.write(&result(export.format)?);
+        all_errors(std::iter::once(printed).chain(self.0.iter().map(write)))
+    }
+}
+
+/// One error with the words of all.
+fn all_errors(outcomes: impl Iterator<Item = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let errors: Vec<String> =
+        outcomes.filter_map(Result::err).map(|error| format!("{error:#}")).collect();
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(anyhow!(errors.join("\nerror: "))),
     }
 }
 
@@ -199,16 +287,6 @@ impl Target {
             Ok(_) => Ok(Target::Replaced { path, old: None }),
             Err(error) => Err(format!("no file can be made in {shown}: {}", reason(&error))),
         }
-    }
-
-    /// Whether one of these results would replace this one.
-    fn is_among(&self, exports: &[Export]) -> bool {
-        let replaced = |target: &Target| match target {
-            Target::Replaced { path, .. } => Some(path.clone()),
-            _ => None,
-        };
-        let own = replaced(self);
-        own.is_some() && exports.iter().any(|export| replaced(&export.target) == own)
     }
 
     fn write(&self, text: &[u8]) -> io::Result<()> {

@@ -145,6 +145,85 @@ fn each_command_writes_what_it_prints() {
 }
 
 #[test]
+fn an_experiment_writes_its_samples_and_a_page() {
+    let folder = Folder::new();
+    let [samples, first, second] = ["samples.csv", "one.html", "two.html"].map(|n| folder.at(n));
+    let flags = ["--export-csv", &samples, "--report", &first, "--report", &second, "--json"];
+    let quiet = ["bench", "quiet", "--size=4m", "--page-size=4k", "--runs=2", "--warmup=0"];
+    let engines = ["--engine", "auto,mprotect", "--area", "64k,1m"];
+    let object = text(pageleap(&[&quiet[..], &engines, &flags].concat()));
+    let object: Value = serde_json::from_str(&object).unwrap();
+    let page = folder.read("one.html");
+    assert_eq!(folder.read("two.html"), page);
+    // The page has the same result.
+    assert_eq!(script(&page, "result"), object);
+    let mut reader = csv::Reader::from_path(&samples).unwrap();
+    let heads = reader.headers().unwrap().clone();
+    let at = |key: &str| heads.iter().position(|head| head == key).unwrap();
+    let lines: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    let expected = object["samples"].as_array().unwrap();
+    assert_eq!(lines.len(), expected.len());
+    for (line, sample) in lines.iter().zip(expected) {
+        assert_eq!(&line[at("experiment")], "quiet");
+        let row = &object["rows"][sample["row"].as_u64().unwrap() as usize];
+        for (key, value) in ["part", "way", "area_bytes", "threads"].map(|key| (key, &row[key])) {
+            assert_eq!(line[at(key)], plain(value), "{key}");
+        }
+        for (key, value) in sample.as_object().unwrap() {
+            assert_eq!(line[at(key)], plain(value), "{key}");
+        }
+    }
+    check_plots(&page, &object);
+}
+
+/// A value of JSON as CSV has it.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        // Whole numbers have no decimals.
+        other => other.as_f64().unwrap().to_string(),
+    }
+}
+
+/// The JSON in a script element of a page.
+fn script(page: &str, id: &str) -> Value {
+    let begin = format!("<script type=\"application/json\" id=\"{id}\">");
+    let text = &page[page.find(&begin).unwrap() + begin.len()..];
+    serde_json::from_str(&text[..text.find("</script>").unwrap()]).unwrap()
+}
+
+/// Checks that each row that people see has its point, with all samples.
+fn check_plots(page: &str, object: &Value) {
+    let plots = script(page, "plots");
+    let [times, ratios] = [0, 1].map(|plot| plots[plot]["lines"].as_array().unwrap());
+    let points = times.iter().flat_map(|line| line["points"].as_array().unwrap());
+    let mut rows = 0;
+    for point in points {
+        let row = &point["from"][0];
+        let of_row = |sample: &&Value| sample["row"] == *row;
+        let samples = object["samples"].as_array().unwrap().iter().filter(of_row);
+        let samples: Vec<f64> = samples.map(|of| of["time_ns"].as_f64().unwrap()).collect();
+        let drawn = point["samples"].as_array().unwrap();
+        assert_eq!(drawn.len(), samples.len());
+        for (one, other) in drawn.iter().zip(&samples) {
+            // Nanoseconds are whole in samples.
+            assert!((one.as_f64().unwrap() - other).abs() <= 0.5, "{point}");
+        }
+        rows += 1;
+    }
+    // The fastest copy, `auto`, `mprotect` by default and with two sizes, and ways that depend on
+    // the machine.
+    assert!(rows >= 5, "{rows}");
+    let theirs = |line: &&Value| line["theirs"] == true;
+    assert_eq!(times.iter().filter(theirs).count(), 0);
+    let published: Vec<&Value> = ratios.iter().filter(theirs).collect();
+    assert_eq!(published.len(), 1);
+    assert!(published[0]["name"].as_str().unwrap().contains("their machine"));
+    assert_eq!(published[0]["points"][0]["y"], 1.82);
+}
+
+#[test]
 fn a_demo_writes_both_formats() {
     let folder = Folder::new();
     let [object, shown] = ["object", "text"].map(|name| folder.at(name));

@@ -12,7 +12,7 @@ use pageleap_measure::method::{LEAST_VALUES, Method};
 
 use super::super::memory::once_each;
 use crate::bytes;
-use crate::export::Exports;
+use crate::export::SampleExports;
 use crate::stop::Refusal;
 use crate::times;
 
@@ -60,8 +60,8 @@ pub struct CopyArgs {
 Examples:
   pageleap bench quiet
       all engines and sizes of areas: some minutes for each page size
-  pageleap bench quiet --quick
-      256 MB, three engines, two sizes of areas
+  pageleap bench quiet --quick --report quiet.html --export-csv quiet.csv
+      256 MB, three engines, two sizes of areas; a page with plots, and all samples
   pageleap bench quiet --engine mprotect --area 512k,16m --page-size 4k --size 4g
       the paper's method at its two best sizes")]
 pub struct QuietArgs {
@@ -469,8 +469,8 @@ Examples:
       all experiments with 256 MB, in less than ten minutes
   pageleap bench all --smoke --page-size 4k
       each case once, to see that all of it works
-  pageleap bench all --export-json all.json
-      everything")]
+  pageleap bench all --report all.html --export-json all.json
+      everything, as a page with plots and as data")]
 pub struct AllArgs {
     #[command(flatten)]
     pub common: ExperimentArgs,
@@ -525,7 +525,7 @@ pub struct ExperimentArgs {
     pub json: bool,
 
     #[command(flatten)]
-    pub exports: Exports,
+    pub exports: SampleExports,
 }
 
 /// How often an experiment measures each case.

@@ -31,7 +31,7 @@ pub fn measure_all(results: &mut Results, scenes: Vec<Planned>) -> Result<(), St
 
 /// Adds the rounds of a scene to the results: all of them, or those before a signal or an error.
 fn measure(results: &mut Results, scene: Planned) -> Result<(), Stop> {
-    let Planned { heading, may_lack, build, .. } = scene;
+    let Planned { heading, may_lack, position, build, .. } = scene;
     let name = results.about.name;
     let mut scene = match build() {
         Ok(scene) => scene,
@@ -42,7 +42,8 @@ fn measure(results: &mut Results, scene: Planned) -> Result<(), Stop> {
         Err(stop) => return Err(stop),
     };
     note_left_out(results, scene.as_ref());
-    results.parts.push(Part::new(heading, scene.cases().to_vec(), results.method));
+    let part = Part::new(heading, scene.cases().to_vec(), results.method);
+    results.parts.push(part.at(position));
     let part = results.parts.last_mut().expect("it was added just now");
     let ended = measure_part(part, scene.as_mut(), name);
     note_left_out(results, scene.as_ref());

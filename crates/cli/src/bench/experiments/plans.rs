@@ -9,7 +9,7 @@ use pageleap_measure::experiments::btree::{self, Mix, Share, Trees};
 use pageleap_measure::experiments::tpch::Tables;
 use pageleap_measure::experiments::ways::{self, Way, Ways};
 use pageleap_measure::experiments::writes::{self, Loaded, Purpose, Switch, Writes};
-use pageleap_measure::experiments::{About, Scene, copy, quiet, scale, sustained, tpch};
+use pageleap_measure::experiments::{About, Position, Scene, copy, quiet, scale, sustained, tpch};
 use pageleap_measure::figures::human_bytes;
 use pageleap_measure::load::{Rate, Rows};
 use pageleap_measure::method::LEAST_VALUES;
@@ -51,6 +51,8 @@ pub struct Planned {
     pub needs: [u64; 2],
     /// Whether the experiment goes on without it.
     pub may_lack: bool,
+    /// Its position among the scenes.
+    pub position: Position,
     pub build: Build,
 }
 
@@ -103,8 +105,9 @@ fn access(common: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
     };
     let build = move || Ok(Box::new(Access::new(setting, stop_between_leaps)?) as Box<dyn Scene>);
     let heading = "all page sizes".to_owned();
+    let (bytes, position) = (common.bytes(), Position::default());
     let scene =
-        Planned { heading, bytes: common.bytes(), needs, may_lack: false, build: Box::new(build) };
+        Planned { heading, bytes, needs, may_lack: false, position, build: Box::new(build) };
     Ok(Plan { about: &access::ABOUT, args: common.clone(), scenes: vec![scene], notes })
 }
 
@@ -158,7 +161,8 @@ fn scale(args: &ScaleArgs, nodes: &Nodes) -> Result<Plan, Stop> {
                 let scene = Ways::new(setting, &ways, stop_between_leaps)?;
                 Ok(Box::new(scene) as Box<dyn Scene>)
             };
-            Planned { heading, bytes, needs, may_lack: false, build: Box::new(build) }
+            let position = Position { page: None, at: Some(bytes as f64) };
+            Planned { heading, bytes, needs, may_lack: false, position, build: Box::new(build) }
         };
         scale::sizes(largest).into_iter().map(scene).collect()
     })
@@ -208,6 +212,7 @@ fn tpch(args: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
             bytes: args.bytes(),
             needs,
             may_lack: false,
+            position: Position::default(),
             build: Box::new(build),
         }]
     })
@@ -311,7 +316,8 @@ fn of_ways(
             };
             let may_lack = !heading.is_empty();
             let heading = format!("pages of {page}{heading}");
-            Planned { heading, bytes: args.bytes(), needs, may_lack, build: Box::new(build) }
+            let (bytes, position) = (args.bytes(), Position::default());
+            Planned { heading, bytes, needs, may_lack, position, build: Box::new(build) }
         };
         scenes(page).into_iter().map(scene).collect()
     })
@@ -345,7 +351,12 @@ fn of_loads(
                 Ok(Box::new(scene) as Box<dyn Scene>)
             };
             let heading = format!("pages of {page}, {}", writes.name());
-            Planned { heading, bytes: args.bytes(), needs, may_lack: false, build: Box::new(build) }
+            let at = match writes.rate {
+                Rate::PerSecond(rate) => Some(rate as f64),
+                Rate::Max => None,
+            };
+            let (bytes, position) = (args.bytes(), Position { page: None, at });
+            Planned { heading, bytes, needs, may_lack: false, position, build: Box::new(build) }
         };
         loads.into_iter().map(scene).collect()
     })
@@ -395,7 +406,8 @@ fn of_pages(
             }
             nodes.check(args, scene.needs)?;
             let may_lack = scene.may_lack || page != PageSize::Base;
-            scenes.push(Planned { may_lack, ..scene });
+            let position = Position { page: Some(page.to_string()), ..scene.position };
+            scenes.push(Planned { may_lack, position, ..scene });
         }
     }
     Ok(Plan { about, args: args.clone(), scenes, notes })
