@@ -224,6 +224,30 @@ fn check_plots(page: &str, object: &Value) {
 }
 
 #[test]
+fn a_demo_writes_a_page_with_its_timeline() {
+    let folder = Folder::new();
+    let page = folder.at("demo.html");
+    let demo = ["demo", "--scale-factor", "0.001", "--json", "--report", &page];
+    let object: Value = serde_json::from_str(&text(pageleap(&demo))).unwrap();
+    let plots = script(&folder.read("demo.html"), "plots");
+    let plots = plots.as_array().unwrap();
+    assert_eq!(plots.len(), 2);
+    let looks = object["timeline"].as_array().unwrap();
+    assert!(looks.len() > 100, "{}", looks.len());
+    let bytes = object["bytes"].as_f64().unwrap();
+    let moved = plots[1]["lines"][0]["points"].as_array().unwrap();
+    assert_eq!(moved.len(), looks.len());
+    for (point, look) in moved.iter().zip(looks) {
+        assert_eq!(point["x"], look["at_ns"].as_f64().unwrap());
+        assert_eq!(point["y"], look["moved_bytes"].as_f64().unwrap() / bytes);
+    }
+    assert_eq!(moved.last().unwrap()["y"], 1.0);
+    let names: Vec<&Value> =
+        plots[0]["spans"].as_array().unwrap().iter().map(|span| &span["name"]).collect();
+    assert!(names.contains(&&"leap".into()), "{names:?}");
+}
+
+#[test]
 fn a_demo_writes_both_formats() {
     let folder = Folder::new();
     let [object, shown] = ["object", "text"].map(|name| folder.at(name));

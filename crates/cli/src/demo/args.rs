@@ -8,7 +8,7 @@ use pageleap_measure::load::{Load, Pattern, Rate, Rows, Work, Writing};
 
 use crate::bytes;
 use crate::engine::{Asked, names};
-use crate::export::Exports;
+use crate::export::{Exports, Reports};
 use crate::times::timeout;
 use pageleap_measure::tpch::lineitem::MIN_SCALE_FACTOR;
 
@@ -94,12 +94,17 @@ pub struct DemoArgs {
 
     #[command(flatten)]
     pub exports: Exports,
+
+    #[command(flatten)]
+    pub reports: Reports,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   pageleap demo
       a region of a pool leaps
+  pageleap demo --report demo.html
+      the same, with a page that draws the writer's rate and the placement over time
   pageleap demo --memory malloc --page-size thp
       ordinary memory leaps in place, in transparent huge pages
   pageleap demo --memory malloc --scale-factor 0.1 --writes-per-s 1m --json

@@ -9,6 +9,7 @@ use pageleap_measure::leap::{self, Watched, Wish};
 use pageleap_measure::load::{Beside, Log, Shadow, run_beside};
 use pageleap_measure::memcpy::{BaseLine, Copies, Copy, METHODS, Target};
 use pageleap_measure::phase::{Phase, StopOnDrop};
+use pageleap_measure::timeline::{self, Moment};
 
 use super::Observed;
 use super::args::DemoArgs;
@@ -105,6 +106,8 @@ pub struct UnderLoad {
     pub memcpy: Option<Copy>,
     /// The leap; `None` if a signal came before it.
     pub leap: Option<Watched>,
+    /// Writer and leap over time.
+    pub timeline: Vec<Moment>,
 }
 
 /// Starts the query thread and goes through the phases while it runs.
@@ -123,6 +126,10 @@ fn beside_queries(
             .name("queries".to_owned())
             .spawn_scoped(scope, || queries::run(columns, &beside.stage, &counts))
             .context("cannot start the thread of the queries")?;
+        let looks = thread::Builder::new()
+            .name("timeline".to_owned())
+            .spawn_scoped(scope, || timeline::record(beside))
+            .context("cannot start the thread that records the timeline")?;
         let mut under_load = before(beside, &counts);
         if interrupt::received().is_none() {
             under_load.memcpy = Some(memcpy(base_line, &target, beside));
@@ -135,6 +142,7 @@ fn beside_queries(
         }
         drop(stop);
         let log = queries.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        under_load.timeline = looks.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok((under_load, log))
     })
 }
@@ -148,7 +156,7 @@ fn before(beside: &Beside, counts: &QueryCounts) -> UnderLoad {
     stay(&bar, || start.elapsed() >= PHASE_TIME && counts.get(Phase::Before) > 0);
     bar.finish_and_clear();
     let rate_before = (beside.completed() - warm_writes) as f64 / warm.elapsed().as_secs_f64();
-    UnderLoad { rate_before, memcpy: None, leap: None }
+    UnderLoad { rate_before, memcpy: None, leap: None, timeline: Vec::new() }
 }
 
 /// Times one memcpy beside queries and writer. There is only one, because there is only one leap

@@ -39,7 +39,7 @@ fn stop_if_interrupted() -> Result<(), Stop> {
 /// Runs the demo and prints its result.
 pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     args.check().map_err(|why| Stop::Refused(anyhow!(why)))?;
-    let exports = args.exports.open()?;
+    let exports = args.exports.open_with(&[args.reports.row()])?;
     interrupt::install();
     let environment = Environment::start();
     let built = build::build(args)?;

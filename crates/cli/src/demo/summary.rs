@@ -10,6 +10,7 @@ use pageleap_measure::load::{Noticing, Rate};
 use pageleap_measure::memcpy::Copies;
 use pageleap_measure::phase::{PHASES, Spread};
 use pageleap_measure::statistics::{self, median, median_if_all_known};
+use pageleap_measure::timeline::Moment;
 
 use super::Observed;
 use super::args::{DemoArgs, Memory};
@@ -47,6 +48,8 @@ pub struct Summary {
     /// Whether both answers equal those published for scale factor 1, and the revenue of Q6. `None`
     /// at other scale factors.
     pub published: Option<(bool, Decimal)>,
+    /// Writer and leap over time.
+    pub timeline: Vec<Moment>,
     /// Warnings of the library's report.
     pub warnings: Vec<String>,
     /// Mismatches, one sentence each; empty if the run is a success.
@@ -312,6 +315,7 @@ impl Summary {
                 .then(|| log.q1.first().zip(log.q6.first()))
                 .flatten()
                 .map(|(q1, q6)| (queries::is_published_sf1(q1, *q6), Decimal(*q6, 4))),
+            timeline: measured.under_load.timeline.clone(),
             warnings: watched.report.warnings.iter().map(|warning| warning.text.clone()).collect(),
             mismatches: Vec::new(),
         };

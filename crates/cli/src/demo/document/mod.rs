@@ -5,7 +5,11 @@ mod leaps;
 mod load;
 
 use pageleap_measure::document::{Body, Document, Fact, Section, Value, fact};
-use pageleap_measure::figures::{grouped, human_bytes};
+use pageleap_measure::figures::{grouped, human_bytes, human_ns, percent, three_digits};
+use pageleap_measure::timeline;
+
+use pageleap_measure::load::Rate;
+use pageleap_measure::phase::Phase;
 
 use super::args::Memory;
 use super::home::NodePages;
@@ -29,11 +33,56 @@ impl Summary {
             self.placement(),
             self.mappings(),
             memcpy_samples(&self.memcpy.runs),
+            timeline::section(&self.timeline),
+            Section::data("", Body::Plots(timeline::plots(&self.timeline, self.table.bytes))),
+            Section::data("summary", Body::Notes(self.in_short())),
         ];
         let title = if self.warnings.is_empty() { "" } else { "Warnings" };
         sections.push(Section::new("notes", title, Body::Notes(self.warnings.clone())));
         sections.push(Section::new("", "Verdict", Body::Notes(self.verdict())));
         Document { sections }
+    }
+
+    /// The main results in sentences, the losses included.
+    fn in_short(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        if self.leap.from == self.leap.to {
+            all.push(
+                "One memory node takes part: the table leaps to new frames of the same node, so no \
+                 time here is a NUMA speed-up."
+                    .to_owned(),
+            );
+        }
+        let time = human_ns(self.leap.migrate_ns);
+        let beside = match self.ratio_under_load() {
+            Some(ratio) => format!(
+                "Beside the load a leap of {} took {time}, {} times as long as a memcpy beside the \
+                 same load.",
+                human_bytes(self.table.bytes as f64),
+                three_digits(ratio)
+            ),
+            None => format!("The leap beside the load took {time}, and is not compared."),
+        };
+        all.push(format!(
+            "{beside} Without load it took {} times as long as the fastest memcpy.",
+            three_digits(self.quiet_ratio())
+        ));
+        if let (Some(share), Some(longest)) =
+            (self.writes.achieved_ratio, self.writes.gaps[Phase::During as usize])
+        {
+            let of = match self.writes.requested {
+                Rate::PerSecond(_) => "requested rate",
+                Rate::Max => "rate before the leap",
+            };
+            all.push(format!(
+                "During the leap the writer reached {} of the {of}; its longest wait was {}. Lost \
+                 writes: {}.",
+                percent(share),
+                human_ns(longest.max_ns),
+                self.writes.lost
+            ));
+        }
+        all
     }
 
     fn table_section(&self) -> Section {
@@ -45,6 +94,7 @@ impl Summary {
         );
         let title = format!("Table: TPC-H lineitem, scale factor {}", table.scale_factor);
         let facts = vec![
+            fact("title", "", "A leap of a TPC-H table that is queried and written"),
             fact("rows", "rows", Value::Count(table.rows)).remark("16 columns"),
             fact("bytes", "size", Value::Bytes(table.bytes)).remark(pages),
             fact("memory", "memory", table.memory.name()).remark(match table.memory {

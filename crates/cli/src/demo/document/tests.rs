@@ -103,6 +103,7 @@ fn summary() -> Summary {
             frames_changed_ratio: Some(1.0),
         },
         published: Some((true, Decimal(1_231_410_782_283, 4))),
+        timeline: vec![],
         warnings: Vec::new(),
         mismatches: Vec::new(),
     }
@@ -169,6 +170,9 @@ fn json_has_the_documented_keys() {
         "frames_changed_ratio",
         "memcpy_samples",
         "notes",
+        "summary",
+        "timeline",
+        "title",
     ];
     expected.sort_unstable();
     assert_eq!(keys(&value), expected);
