@@ -1,6 +1,7 @@
 //! Developer entry points of pageleap, behind `cargo xtask …`.
 
 mod api;
+mod browser;
 mod built;
 mod capi;
 mod commands;

@@ -14,6 +14,10 @@ COPYRIGHT-library.html names all of it. Crates that are in here:
 
 ";
 
+/// The line between two licences, as in `about.hbs`.
+const RULE: &str =
+    "--------------------------------------------------------------------------------";
+
 /// The text for one crate of the workspace: each licence once, with the crates that are under it.
 pub fn text(workspace: &Workspace, folder: &str) -> Result<String> {
     let manifest = format!("{folder}/Cargo.toml");
@@ -23,5 +27,17 @@ pub fn text(workspace: &Workspace, folder: &str) -> Result<String> {
         "cargo-about finds the licences; get it by: cargo install --locked cargo-about \
          --features cli",
     )?;
-    Ok(format!("{OPENING}{licences}\n"))
+    let page = match folder {
+        "crates/cli" => plots(workspace)?,
+        _ => String::new(),
+    };
+    Ok(format!("{OPENING}{licences}\n{page}"))
+}
+
+/// The library that is no crate, but a part of each report that the command writes.
+fn plots(workspace: &Workspace) -> Result<String> {
+    const FOLDER: &str = "crates/measure/src/export/html/uplot";
+    let path = workspace.root.join(FOLDER).join("LICENSE");
+    let licence = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Ok(format!("{RULE}\nuPlot (https://github.com/leeoniya/uPlot), in reports:\n\n{licence}\n"))
 }

@@ -61,6 +61,8 @@ pub enum Step {
     Api,
     /// The crates of others and their licences.
     Deny,
+    /// Reports in a browser.
+    Report,
     /// All emulated machines and kernels.
     Lab,
     /// The mutation list itself.
@@ -98,7 +100,7 @@ const fn row(step: Step, name: &'static str, place: Place, about: &'static str) 
 
 /// All steps, in the order in which each lane runs them.
 #[rustfmt::skip]
-const ROWS: [Row; 24] = {
+const ROWS: [Row; 25] = {
     use Place::*;
     use Step::*;
     [
@@ -125,6 +127,7 @@ const ROWS: [Row; 24] = {
         row(Crates, "crates", First, "cargo package: each published crate builds from its archive"),
         row(Api, "api", Second, "public-api.txt is current (needs cargo-public-api)"),
         row(Deny, "deny", Second, "cargo deny check bans licenses (needs cargo-deny)"),
+        row(Report, "report", First, "plots of reports, read back from a browser (needs Chromium)"),
         row(Lab, "lab", First, "the tests on all emulated machines and kernels, and broken machines"),
         row(Mutants, "mutants", Alone, "each mutant of the protocol is caught by its checker"),
     ]
@@ -137,7 +140,7 @@ const USUAL: [Step; 11] = {
 };
 
 /// The steps of `cargo xtask test --all`: the full variant of each, and those that have no other.
-const FULL: [Step; 19] = {
+const FULL: [Step; 20] = {
     use Step::*;
     [
         Fmt,
@@ -151,6 +154,7 @@ const FULL: [Step; 19] = {
         Programs,
         LoomFull,
         ShuttleFull,
+        Report,
         Lab,
         Faults,
         Miri,

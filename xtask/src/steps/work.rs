@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use super::Step;
 use super::report::{PassedInGuest, Report, Verdict};
 use crate::api;
+use crate::browser;
 use crate::capi::{self, preloaded};
 use crate::commands::{Effort, STRESS_SECONDS_VAR, Workspace, or_default, output};
 use crate::crates;
@@ -75,6 +76,7 @@ fn perform(workspace: &Workspace, step: Step) -> Result<Report> {
         Step::Crates => Ok(of_checks(crates::test(workspace)?)),
         Step::Api => public_api(workspace),
         Step::Deny => deny(workspace),
+        Step::Report => reports(workspace),
         Step::Faults => faults(workspace),
         Step::Packages => Ok(of_checks(clean_root::test(workspace)?)),
         Step::Stress => run_checker(workspace, step, Checker::Stress, Effort::Short),
@@ -181,6 +183,14 @@ fn deny(workspace: &Workspace) -> Result<Report> {
         return Ok(skipped(Step::Deny, "cargo-deny is missing", remedy));
     }
     run_check(workspace.cargo(&["deny", "--offline", "check", "bans", "licenses"]))
+}
+
+/// Whether a browser draws in a report what was measured.
+fn reports(workspace: &Workspace) -> Result<Report> {
+    match browser::find() {
+        Some(browser) => Ok(of_checks(browser::test(workspace, &browser)?)),
+        None => Ok(skipped(Step::Report, "Chromium is missing", "apt-get install chromium")),
+    }
 }
 
 fn miri(workspace: &Workspace) -> Result<Report> {
