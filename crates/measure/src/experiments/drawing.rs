@@ -111,7 +111,8 @@ pub const MOVE_PAGES: [Theirs; 2] = [
 /// Times until the last page had moved, over the size of areas.
 pub const TIME_OVER_AREAS: Drawing = Drawing {
     title: "Time over the size of areas",
-    about: "Lower is better. A way without a size of areas of its own is a level.",
+    about: "Lower is better. A way without a size of areas of its own is a level, with its samples at \
+            the right end.",
     over: Over::Label("area_bytes"),
     of: Of::Metric("time"),
     split: &[],

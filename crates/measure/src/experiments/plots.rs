@@ -16,6 +16,9 @@ const SHOWN_FIRST: [&str; 5] = ["auto", "mprotect", "one ", "kernel, ", "none"];
 /// The line of copies in a plot over several parts.
 const FASTEST: &str = "the fastest copy";
 
+/// The beginning of the name of the level of the base.
+const BASE: &str = "the base";
+
 /// A part, with the number of its first row.
 #[derive(Clone, Copy)]
 struct Numbered<'a> {
@@ -238,7 +241,8 @@ impl Pen<'_> {
         let is_long = lines.len() > MOST_SHOWN && self.drawing.over != Over::Rows;
         for line in &mut lines {
             let begins = |first: &&str| line.name.starts_with(first);
-            let is_copy = is_copy(&line.name) || line.name == FASTEST;
+            let is_base = [FASTEST, BASE].iter().any(|base| line.name.starts_with(base));
+            let is_copy = is_copy(&line.name) || is_base;
             line.is_shown = !is_long || is_copy || SHOWN_FIRST.iter().any(begins);
         }
         let theirs = self.drawing.theirs.iter();
@@ -299,8 +303,8 @@ fn base_level(view: &View<'_>, cases: &[usize]) -> Option<Line> {
     let base = view.base(*cases.first()?)?;
     let is_common = cases.iter().all(|case| view.base(*case) == Some(base));
     let name = match is_common {
-        true => format!("the base: {}", super::part::name(&view.cases[base])),
-        false => "the base of each row".to_owned(),
+        true => format!("{BASE}: {}", super::part::name(&view.cases[base])),
+        false => format!("{BASE} of each row"),
     };
     Some(line(name, Shape::Level, vec![Point { y: 1.0, ..Point::default() }]))
 }

@@ -23,7 +23,8 @@ const PLOTS: [Drawing; 2] = [
     TIME_OVER_AREAS,
     Drawing {
         title: "Time compared with the fastest copy, over the size of areas",
-        about: "Lower is better. Ratios are formed within a round.",
+        about: "Lower is better. Ratios are formed within a round. The samples of levels are at the \
+                right end.",
         over: Over::Label("area_bytes"),
         of: Of::Ratio,
         split: &[],

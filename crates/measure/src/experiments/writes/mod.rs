@@ -56,7 +56,7 @@ pub const OVERHEAD: About = About {
 
 const KEPT: Drawing = Drawing {
     title: "Writes meanwhile, of those that were requested, over the size of areas",
-    about: "Higher is better.",
+    about: "Higher is better. The samples of levels are at the right end.",
     over: Over::Label("area_bytes"),
     of: Of::Metric("kept"),
     split: &[],

@@ -41,6 +41,11 @@ pub(super) fn contents(
     let mut all: Vec<&Section> = document.sections.iter().filter(first).collect();
     all.sort_by_key(|section| rank(section));
     all.extend(document.sections.iter().filter(|section| !first(section)));
+    for section in &document.sections {
+        if let Body::Documents(documents) = &section.body {
+            out += &overview(documents);
+        }
+    }
     let title = super::title(document);
     for section in all {
         // The title of the document stands above already.
@@ -125,17 +130,9 @@ fn one(section: &Section, title: &str, level: Level, drawn: &mut Vec<serde_json:
     out
 }
 
-/// Several documents, with links to each.
+/// Several documents.
 fn several(documents: &[Document], drawn: &mut Vec<serde_json::Value>) -> String {
     let mut out = String::new();
-    if documents.len() > 1 {
-        out += "<nav aria-label=\"Experiments\">\n<ul>\n";
-        for (nth, document) in documents.iter().enumerate() {
-            let title = escaped(&super::title(document));
-            let _ = writeln!(out, "<li><a href=\"#part-{nth}\">{title}</a></li>");
-        }
-        out += "</ul>\n</nav>\n";
-    }
     for (nth, document) in documents.iter().enumerate() {
         let title = escaped(&super::title(document));
         let _ = writeln!(out, "<section id=\"part-{nth}\">\n<h2>{title}</h2>");
@@ -143,4 +140,38 @@ fn several(documents: &[Document], drawn: &mut Vec<serde_json::Value>) -> String
         out += "</section>\n";
     }
     out
+}
+
+/// Links to several documents, each with its results in short. Sentences that all of them have
+/// stand above, once.
+fn overview(documents: &[Document]) -> String {
+    let all: Vec<Vec<&String>> = documents.iter().map(summary).collect();
+    let is_common = |sentence: &&&String| all.iter().all(|of| of.contains(*sentence));
+    let common: Vec<&String> =
+        all.first().into_iter().flatten().filter(is_common).copied().collect();
+    let mut out = String::from("<nav class=\"box short\" aria-label=\"Results in short\">\n");
+    out += "<h2>In short</h2>\n<ul>\n";
+    for sentence in &common {
+        let _ = writeln!(out, "<li>{}</li>", escaped(sentence));
+    }
+    for (nth, (document, sentences)) in documents.iter().zip(&all).enumerate() {
+        let title = escaped(&super::title(document));
+        let _ = write!(out, "<li><a href=\"#part-{nth}\">{title}</a>");
+        let own = sentences.iter().filter(|sentence| !common.contains(sentence));
+        let own: String = own.map(|of| format!("<li>{}</li>\n", escaped(of))).collect();
+        if !own.is_empty() {
+            let _ = write!(out, "\n<ul>\n{own}</ul>\n");
+        }
+        out += "</li>\n";
+    }
+    out + "</ul>\n</nav>\n"
+}
+
+/// The results of a document in short.
+fn summary(document: &Document) -> Vec<&String> {
+    let notes = document.sections.iter().filter_map(|section| match section {
+        Section { key: "summary", body: Body::Notes(notes), .. } => Some(notes),
+        _ => None,
+    });
+    notes.flatten().collect()
 }

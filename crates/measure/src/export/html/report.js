@@ -9,6 +9,9 @@
   const drawn = [];
   const isChecked = location.hash === "#check";
 
+  // Pixels between the samples of two levels.
+  const LEVEL_ROOM = 9;
+
   // Numbers as the tables have them: three significant digits.
   const digits = (value) => {
     const size = Math.abs(value);
@@ -155,9 +158,23 @@
     reach() {
       const [first, last] = [this.places[0], this.places[this.places.length - 1]];
       if (this.plot.x.unit === "name") return [-0.5, this.plot.x.names.length - 0.5];
-      if (this.plot.x.log) return first === last ? [first / 2, first * 2] : [first / 1.25, last * 1.25];
+      if (this.plot.x.log && first === last) return [first / 2, first * 2];
+      if (this.plot.x.log) return [first / 1.25, last * (last / first) ** this.levelRoom() * 1.15];
       const room = (last - first) * 0.03 || Math.abs(first) * 0.1 || 1;
       return [this.plot.x.unit === "ns" ? 0 : first - room, last + room];
+    }
+
+    // The room for the samples of levels at the right end, as a part of the width before it.
+    levelRoom() {
+      const room = this.levels().length * LEVEL_ROOM / Math.max(200, this.canvas.clientWidth - 90);
+      return room / (1 - Math.min(0.5, room));
+    }
+
+    // The indices of the shown levels that have samples.
+    levels() {
+      const all = this.plot.lines.map((line, index) => index);
+      return all.filter((index) => this.shown[index] && this.plot.lines[index].level
+        && this.plot.lines[index].points[0].samples.length > 0);
     }
 
     // Places with room for their words.
@@ -225,7 +242,7 @@
       const ratio = devicePixelRatio;
       context.save();
       context.font = `${11 * ratio}px system-ui, sans-serif`;
-      context.textBaseline = "top";
+      Object.assign(context, { textAlign: "left", textBaseline: "top" });
       let taken = -Infinity;
       this.plot.spans.forEach(({ range, name }) => {
         const [from, to] = range.map((x) => u.valToPos(x, "x", true));
@@ -257,19 +274,17 @@
           const y = u.valToPos(point.y, "y", true);
           if (line.level) {
             this.drawLevel(context, bbox, y, dash, width);
-            seen[index].push({ from: point.from, y: u.posToVal(y, "y", true), samples: [] });
+            const nth = this.levels().reverse().indexOf(index);
+            const x = bbox.left + bbox.width - (nth + 0.6) * LEVEL_ROOM * ratio;
+            const samples = this.drawSamples(u, context, x, 0, point.samples);
+            if (point.interval) this.drawInterval(u, context, x, point.interval);
+            if (line.theirs) this.drawSource(context, bbox, y, line.name);
+            seen[index].push({ from: point.from, y: u.posToVal(y, "y", true), samples });
             continue;
           }
           const x = u.valToPos(point.x, "x", true);
           const step = this.isStrip ? u.valToPos(1, "x", true) - u.valToPos(0, "x", true) : 0;
-          context.globalAlpha = 0.45;
-          const samples = point.samples.map((sample, nth) => {
-            const aside = step * 0.5 * (((nth * 0.618034 + 0.5) % 1) - 0.5);
-            const at = u.valToPos(sample, "y", true);
-            mark(context, 0, x + aside, at, 2 * ratio);
-            return u.posToVal(at, "y", true);
-          });
-          context.globalAlpha = 1;
+          const samples = this.drawSamples(u, context, x, step * 0.5, point.samples);
           if (point.interval) this.drawInterval(u, context, x, point.interval);
           if (this.plot.spans.length === 0) mark(context, shape, x, y, 3.6 * ratio);
           seen[index].push({ from: point.from, x: u.posToVal(x, "x", true),
@@ -278,6 +293,27 @@
       });
       context.restore();
       drawn[this.index] = seen;
+    }
+
+    // Draws samples beside a place, and returns them as they were drawn.
+    drawSamples(u, context, x, width, samples) {
+      context.globalAlpha = 0.45;
+      const all = samples.map((sample, nth) => {
+        const aside = width * (((nth * 0.618034 + 0.5) % 1) - 0.5);
+        const at = u.valToPos(sample, "y", true);
+        mark(context, 0, x + aside, at, 2 * devicePixelRatio);
+        return u.posToVal(at, "y", true);
+      });
+      context.globalAlpha = 1;
+      return all;
+    }
+
+    // The source of a published level, above its line.
+    drawSource(context, bbox, y, name) {
+      const ratio = devicePixelRatio;
+      context.font = `${11 * ratio}px system-ui, sans-serif`;
+      Object.assign(context, { textAlign: "left", textBaseline: "bottom" });
+      context.fillText(name.replace(" (their machine)", ""), bbox.left + 6 * ratio, y - 2 * ratio);
     }
 
     drawLevel(context, bbox, y, dash, width) {

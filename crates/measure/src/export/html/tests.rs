@@ -114,6 +114,26 @@ fn pages_are_well_formed_and_headed() {
 }
 
 #[test]
+fn several_results_in_short_stand_first_and_common_sentences_once() {
+    let with_summary = |own: &str| {
+        let mut document = with_plot();
+        let notes = vec!["one node".to_owned(), own.to_owned()];
+        document.sections.push(Section::data("summary", Body::Notes(notes)));
+        document
+    };
+    let documents = Body::Documents(vec![with_summary("lost 1"), with_summary("lost 2")]);
+    let page = write(&Document { sections: vec![Section::new("experiments", "All", documents)] });
+    let all = elements(&page);
+    let end = all.iter().position(|of| of.name == "section").unwrap();
+    let first: Vec<&str> = all[..end].iter().map(|of| of.text.trim()).collect();
+    for sentence in ["one node", "lost 1", "lost 2"] {
+        assert_eq!(first.iter().filter(|text| **text == sentence).count(), 1, "{sentence}");
+    }
+    let links = all.iter().filter(|of| of.attributes.contains("href=\"#part-"));
+    assert_eq!(links.count(), 2);
+}
+
+#[test]
 fn nothing_is_loaded_from_elsewhere() {
     let page = write(&with_plot());
     assert!(page.contains("default-src 'none'"));
