@@ -406,8 +406,8 @@ mod tests {
         let summary = summary[0].as_str().unwrap();
         assert!(summary.contains("auto takes 2.00 (2.00 to 2.00) times as long"), "{summary}");
         // A copy is no loss, and neither is a slower way.
-        let losses = "It loses to mprotect 1 MiB, by 1.25 (1.25 to 1.25); precopy, by 1.11 (1.11 to \
-                      1.11).";
+        let losses = "It loses to mprotect 1 MiB, by a factor of 1.25 (1.25 to 1.25); precopy, by a \
+                      factor of 1.11 (1.11 to 1.11).";
         assert!(summary.ends_with(losses), "{summary}");
     }
 

@@ -173,7 +173,7 @@ fn sentence(of: &Finding<'_>, is_more_better: bool) -> String {
     let mut named: Vec<String> = losses
         .iter()
         .take(MOST_LOSSES)
-        .map(|(name, ratio)| format!("{name}, by {}", with_interval(*ratio)))
+        .map(|(name, ratio)| format!("{name}, by a factor of {}", with_interval(*ratio)))
         .collect();
     if losses.len() > MOST_LOSSES {
         named.push(format!("{} more", losses.len() - MOST_LOSSES));
@@ -184,7 +184,7 @@ fn sentence(of: &Finding<'_>, is_more_better: bool) -> String {
             "{first} It was behind {}, in fewer rounds than an interval needs.",
             named.join("; ")
         ),
-        (true, true) => format!("{first} It loses to no other way here."),
+        (true, true) => format!("{first} No other way here was measurably better."),
         (true, false) => format!("{first} There are fewer rounds than an interval needs."),
     }
 }
@@ -212,18 +212,25 @@ fn by_pages(findings: &[Finding<'_>], is_more_better: bool) -> Vec<String> {
             let order = one.1.middle.total_cmp(&other.1.middle);
             if is_more_better { order.reverse() } else { order }
         });
-        let losses = worst.map_or("loses to no other way".to_owned(), |((name, ratio), of)| {
-            format!(
-                "loses in {} of {count} cases, most to {name} ({}{}), by {}",
-                lost.len(),
-                of.part.heading,
-                of.which,
-                with_interval(*ratio)
-            )
-        });
+        let few = match of.iter().all(|finding| finding.has_intervals) {
+            true => "",
+            false => " Some cases have fewer rounds than an interval needs.",
+        };
+        let losses = worst.map_or(
+            "No other way was measurably better.".to_owned(),
+            |((name, ratio), of)| {
+                format!(
+                    "It is behind in {} of them, most to {name} ({}{}), by a factor of {}.",
+                    lost.len(),
+                    of.part.heading,
+                    of.which,
+                    with_interval(*ratio)
+                )
+            },
+        );
         format!(
             "{heading}a leap by auto compared with its base: {least} to {most} times {than}, in \
-             {count} cases. It {losses}."
+             {count} cases. {losses}{few}"
         )
     };
     pages.into_iter().map(of_pages).collect()

@@ -41,13 +41,11 @@ pub(super) fn contents(
     let mut all: Vec<&Section> = document.sections.iter().filter(first).collect();
     all.sort_by_key(|section| rank(section));
     all.extend(document.sections.iter().filter(|section| !first(section)));
-    for section in &document.sections {
+    let title = super::title(document);
+    for section in all {
         if let Body::Documents(documents) = &section.body {
             out += &overview(documents);
         }
-    }
-    let title = super::title(document);
-    for section in all {
         // The title of the document stands above already.
         let is_title = !title.is_empty() && section.title == title;
         let heading = if is_title { "Setting" } else { &section.title };
