@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! load ──┐
-//!        ├──► samples ──► statistics ──► document ──► export/text, export/json
+//!        ├──► samples ──► statistics ──► document ──► export: text, json, csv, html
 //! leap ──┤
 //! memcpy ┘
 //! ```
