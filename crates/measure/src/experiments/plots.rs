@@ -64,6 +64,7 @@ impl Pen<'_> {
                 let metric = self.metric(key).map(|at| self.about.metrics[at]);
                 let unit = match metric.map(|metric| metric.unit) {
                     Some(Unit::Share) => plot::Unit::Share,
+                    Some(Unit::PerSecond) => plot::Unit::PerSecond,
                     _ => plot::Unit::Ns,
                 };
                 let name = metric.map_or(key, |of| if of.head.is_empty() { key } else { of.head });

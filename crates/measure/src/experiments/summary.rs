@@ -50,7 +50,7 @@ pub(super) fn sentences(about: &About, setting: &[Fact], parts: &[Part]) -> Vec<
     }
     let parts = || parts.iter().filter(|part| part.rounds.count() > 0);
     let findings: Vec<Finding<'_>> = parts().flat_map(|part| findings(about, part)).collect();
-    let is_more_better = about.metrics[0].unit == Unit::Share;
+    let is_more_better = about.more_is_better();
     match findings.len() {
         0 => all.extend(parts().filter_map(extremes)),
         1..=MOST_SENTENCES => {

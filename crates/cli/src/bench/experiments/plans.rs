@@ -246,8 +246,8 @@ fn btree(args: &BtreeArgs, nodes: &Nodes) -> Result<Plan, Stop> {
             spinner.finish_and_clear();
             Ok(Box::new(scene?) as Box<dyn Scene>)
         };
-        let bytes = common.bytes();
-        Planned { heading, bytes, needs, may_lack: false, build: Box::new(build) }
+        let (bytes, position) = (common.bytes(), Position::default());
+        Planned { heading, bytes, needs, may_lack: false, position, build: Box::new(build) }
     };
     let all = args.shares().into_iter();
     let all = all.flat_map(|share| args.mixes().into_iter().map(move |mix| (share, mix)));

@@ -43,6 +43,7 @@ pub use self::queries::{Mix, Share};
 pub use self::scene::{Setting, Trees};
 pub use self::shelf::Leaves;
 pub use self::ways::{Way, ways};
+use super::drawing::{Drawing, Of, Over};
 use super::{About, Label, Metric, label, rate, share, time};
 
 /// The experiment.
@@ -54,7 +55,27 @@ pub const ABOUT: About = About {
     takes: "5 min for each mix and share of migrations",
     labels: &LABELS,
     metrics: &METRICS,
+    plots: &PLOTS,
 };
+
+const PLOTS: [Drawing; 2] = [
+    Drawing {
+        title: "Time by queries, compared with the same queries without migrations",
+        about: "Lower is better. Each dot is a round.",
+        over: Over::Rows,
+        of: Of::Ratio,
+        split: &[],
+        theirs: &[],
+    },
+    Drawing {
+        title: "Pages that moved, per second",
+        about: "Higher is better. Each dot is a round.",
+        over: Over::Rows,
+        of: Of::Metric("pages"),
+        split: &[],
+        theirs: &[],
+    },
+];
 
 const LABELS: [Label; 3] = [
     label("way", "way", ""),
