@@ -15,7 +15,7 @@
 //! * **With fewer runs, two rounds that mirror each other are one value** ([`crate::method`]). A
 //!   drift over more than a run is not in these intervals, so the margin is larger:
 //!   [`MARGIN_OF_FEW`] instead of [`MARGIN`].
-//! * **The change is a difference of means of logarithms**, with an interval ([`trimmed`]).
+//! * **The change is a difference of means of logarithms**, with an interval (`trimmed`).
 //! * **From that many runs on, all rows of a report together raise a false alarm with at most 5
 //!   %** (Bonferroni: each row has its share of them). With 20 rows, intervals of 95 % for each
 //!   would raise one in two of three reports.
