@@ -185,7 +185,7 @@ fn deny(workspace: &Workspace) -> Result<Report> {
     run_check(workspace.cargo(&["deny", "--offline", "check", "bans", "licenses"]))
 }
 
-/// Whether a browser draws in a report what was measured.
+/// Whether the plots of a report have the measured points in a browser.
 fn reports(workspace: &Workspace) -> Result<Report> {
     match browser::find() {
         Some(browser) => Ok(of_checks(browser::test(workspace, &browser)?)),

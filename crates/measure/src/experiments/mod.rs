@@ -169,7 +169,7 @@ pub struct About {
 }
 
 impl About {
-    /// Whether more of the first number is better: a share of what was asked for, and no time.
+    /// Whether more of the first number is better: a share of requests, and no time.
     pub fn more_is_better(&self) -> bool {
         self.metrics.first().is_some_and(|metric| metric.unit == Unit::Share)
     }

@@ -21,8 +21,8 @@ const UPLOT_LICENCE: &str = include_str!("uplot/LICENSE");
 /// The version of the library that draws the plots.
 pub const UPLOT_VERSION: &str = "1.6.32";
 
-/// Only what is in the page. The script gives the result as a file by an address of its own memory
-/// (`blob:`), which is no request.
+/// Nothing but the contents of the page. The script gives the result as a file by an address of
+/// its own memory (`blob:`), which is no request.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       base-uri 'none'; form-action 'none'";
 
