@@ -172,6 +172,7 @@ fn experiments_have_the_rivals_that_need_two_nodes() {
         assert_eq!(of_way.len(), expected, "{}", btree["notes"]);
         for row in of_way.iter().filter(|_| !way.starts_with("none")) {
             assert!(row["pages_per_s"].as_f64().unwrap() > 0.0, "{row}");
+            assert!(row["moved_ratio"].as_f64().unwrap() > 0.5, "{row}");
             assert_eq!(rows[row["base_row"].as_u64().unwrap() as usize]["way"], "none, private");
         }
     }

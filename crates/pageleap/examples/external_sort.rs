@@ -308,15 +308,14 @@ fn main() -> ExitCode {
 fn print() -> Result<u64, Box<dyn Error>> {
     let numbers: Vec<usize> =
         std::env::args().skip(1).map(|number| number.parse()).collect::<Result<_, _>>()?;
-    let number = |at: usize, default: usize| numbers.get(at).copied().unwrap_or(default);
+    let bytes = |at: usize, default: usize| {
+        let mib = numbers.get(at).copied().unwrap_or(default).max(1);
+        mib.checked_mul(1 << 20).ok_or("MB: too many")
+    };
     let tiers = tiers::tiers()?;
     let node = |at: usize| numbers.get(at + 2).map_or(tiers[at], |id| NodeId(*id as u32));
-    let setting = Setting {
-        bytes: number(0, 256) << 20,
-        fast_bytes: number(1, 64) << 20,
-        fast: node(0),
-        slow: node(1),
-    };
+    let setting =
+        Setting { bytes: bytes(0, 256)?, fast_bytes: bytes(1, 64)?, fast: node(0), slow: node(1) };
     let outcome = run(setting)?;
     let same = if setting.fast == setting.slow { ": one node, so no speed-up" } else { "" };
     let mib = |bytes: u64| bytes >> 20;

@@ -27,11 +27,15 @@ use pageleap::{Migration, NodeId, PageSize, Pool, Region};
 
 const BLOCK: usize = 64 << 10;
 const RECORD: usize = 1 << 10;
+/// A smaller table has no tiers.
+const LEAST_BLOCKS: usize = 64;
 /// Words of a record: its number of changes, and contents that follow from it.
 const WORDS: usize = RECORD / size_of::<u64>();
 const RECORDS_OF_BLOCK: usize = BLOCK / RECORD;
 /// Threads that use the table.
 const THREADS: usize = 2;
+/// After looking at a guard this often, for minutes, a thread takes it for damaged.
+const MOST_SPINS: u64 = 1 << 32;
 /// Rounds of the manager, before and after other blocks become hot.
 const ROUNDS: usize = 16;
 /// One of this number of operations is counted.
@@ -134,7 +138,7 @@ impl Table<'_> {
     /// Reads a record. `false` if its contents are wrong.
     fn read(&self, record: usize) -> bool {
         let words = self.record(record);
-        loop {
+        for _ in 0..MOST_SPINS {
             let before = words[0].load(Acquire);
             let is_right =
                 |word: usize| words[word].load(Relaxed) == content(record, before / 2, word);
@@ -145,25 +149,28 @@ impl Table<'_> {
             }
             std::hint::spin_loop();
         }
+        false
     }
 
-    /// Changes a record.
-    fn write(&self, record: usize) {
+    /// Changes a record. `false` if another thread seems to change it for ever: a word was lost.
+    fn write(&self, record: usize) -> bool {
         let words = self.record(record);
-        let before = loop {
+        let latched = (0..MOST_SPINS).find_map(|_| {
+            std::hint::spin_loop();
             let now = words[0].load(Relaxed);
             let is_free = now.is_multiple_of(2);
-            if is_free && words[0].compare_exchange(now, now + 1, Acquire, Relaxed).is_ok() {
-                break now;
-            }
-            std::hint::spin_loop();
-        };
+            let latched =
+                is_free && words[0].compare_exchange(now, now + 1, Acquire, Relaxed).is_ok();
+            latched.then_some(now)
+        });
+        let Some(before) = latched else { return false };
         // Readers that see a word of the new contents see that the record is being changed.
         fence(Release);
         for (at, word) in words.iter().enumerate().skip(1) {
             word.store(content(record, before / 2 + 1, at), Relaxed);
         }
         words[0].store(before + 2, Release);
+        true
     }
 }
 
@@ -212,7 +219,7 @@ fn use_table(table: &Table<'_>, shared: &Shared, seed: u64) -> Vec<u32> {
             }
             on_fast += u64::from(shared.in_fast[block].load(Relaxed));
             if random.number().is_multiple_of(2) {
-                table.write(record);
+                wrong += u64::from(!table.write(record));
                 written[record] += 1;
             } else {
                 wrong += u64::from(!table.read(record));
@@ -293,6 +300,9 @@ fn manage(
         }
         let begin = [&shared.operations, &shared.on_fast].map(|count| count.load(Relaxed));
         while shared.operations.load(Relaxed) < begin[0] + operations {
+            if shared.wrong.load(Relaxed) > 0 {
+                return Err("a record was wrong while blocks changed places".into());
+            }
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         let done = shared.operations.load(Relaxed) - begin[0];
@@ -312,7 +322,7 @@ fn manage(
 
 /// Runs the table on two tiers, and verifies it.
 pub fn run(setting: Setting) -> Result<Outcome, Box<dyn Error>> {
-    let blocks = (setting.bytes / BLOCK).max(64);
+    let blocks = (setting.bytes / BLOCK).max(LEAST_BLOCKS);
     let records = blocks * RECORDS_OF_BLOCK;
     let most = blocks / 32;
     let pool = |node: NodeId, blocks: usize| {
@@ -389,13 +399,13 @@ fn print() -> Result<u64, Box<dyn Error>> {
         std::env::args().skip(1).map(|number| number.parse()).collect::<Result<_, _>>()?;
     let tiers = tiers::tiers()?;
     let node = |at: usize| numbers.get(at + 1).map_or(tiers[at], |id| NodeId(*id as u32));
-    let bytes = numbers.first().copied().unwrap_or(256) << 20;
+    let bytes = numbers.first().unwrap_or(&256).checked_mul(1 << 20).ok_or("MB: too many")?;
     let setting = Setting { bytes, operations: 200_000, fast: node(0), slow: node(1) };
     let outcome = run(setting)?;
     let same = if setting.fast == setting.slow { ": one node, so no speed-up" } else { "" };
     println!(
         "table     {} MiB; fast tier {}, slow tier {}{same}",
-        bytes >> 20,
+        (bytes / BLOCK).max(LEAST_BLOCKS) * BLOCK >> 20,
         setting.fast,
         setting.slow
     );

@@ -21,6 +21,8 @@ const LONGEST_SCAN: usize = 100;
 const SAMPLED: u64 = 16;
 /// Queries between two looks at the flag to stop, without a migration.
 const LOOK_EVERY: u64 = 32;
+/// A turn ends when a thread has recorded this number of updates (128 MB), however long its window is.
+const MOST_UPDATES: usize = 1 << 24;
 /// The parts of a whole in which shares are drawn.
 const WHOLE: usize = 10_000;
 
@@ -102,8 +104,10 @@ pub(super) struct Orders<'a> {
     /// Keys that are loaded.
     pub keys: u64,
     pub mix: Mix,
-    /// The share of migration queries, with the code that migrates; `None` for none.
-    pub migrations: Option<(Share, Mover<'a>)>,
+    /// The share of migration queries.
+    pub share: Share,
+    /// The code that migrates; `None`: no migrations.
+    pub mover: Option<Mover<'a>>,
     /// The number of the thread, and how many there are.
     pub nth: usize,
     pub threads: usize,
@@ -126,7 +130,6 @@ pub(super) struct Worked {
     /// Keys that were inserted.
     pub inserted: Vec<u64>,
     pub migrations: u64,
-    pub migrating: Duration,
     pub moved: Moved,
     /// Why it ended early.
     pub failed: Option<Error>,
@@ -150,12 +153,16 @@ struct Worker<'a> {
     threads: u64,
     /// Insertions so far.
     insertions: u64,
+    /// Whether the tree takes no further entry.
+    is_full: bool,
+    /// One query of this many is timed.
+    timed: u64,
     worked: Worked,
 }
 
 /// Runs queries until it is stopped, or something fails.
 pub(super) fn run(orders: Orders<'_>) -> Worked {
-    let Orders { tree, keys, mix, mut migrations, nth, threads, seed, stage } = orders;
+    let Orders { tree, keys, mix, share, mut mover, nth, threads, seed, stage } = orders;
     let mut worker = Worker {
         tree,
         keys,
@@ -165,6 +172,8 @@ pub(super) fn run(orders: Orders<'_>) -> Worked {
         nth: nth as u64,
         threads: threads as u64,
         insertions: 0,
+        is_full: false,
+        timed: if share >= Share::SURE { 1 } else { SAMPLED },
         worked: Worked {
             queries: 0,
             elapsed: Duration::ZERO,
@@ -173,7 +182,6 @@ pub(super) fn run(orders: Orders<'_>) -> Worked {
             updated: Vec::new(),
             inserted: Vec::new(),
             migrations: 0,
-            migrating: Duration::ZERO,
             moved: Moved::default(),
             failed: None,
         },
@@ -181,14 +189,17 @@ pub(super) fn run(orders: Orders<'_>) -> Worked {
     let began = Instant::now();
     // However short the window is on a busy machine, both kinds of queries have a time.
     worker.query(mix);
-    if let Some((share, mover)) = &mut migrations
-        && *share >= Share::SURE
+    if let Some(mover) = &mut mover
+        && share >= Share::SURE
     {
         worker.worked.failed = worker.migrate(mover).err();
     }
-    while !stage.stopped() && worker.worked.is_well() {
+    while !stage.stopped() && worker.may_go_on() {
         for _ in 0..LOOK_EVERY {
-            if let Some((share, mover)) = &mut migrations
+            if !worker.may_go_on() {
+                break;
+            }
+            if let Some(mover) = &mut mover
                 && worker.random.below(WHOLE) < usize::from(share.0)
             {
                 let migrated = worker.migrate(mover);
@@ -201,7 +212,7 @@ pub(super) fn run(orders: Orders<'_>) -> Worked {
             worker.query(mix);
         }
     }
-    if !worker.worked.is_well() {
+    if !worker.may_go_on() {
         stage.stop();
     }
     worker.worked.elapsed = began.elapsed();
@@ -209,10 +220,13 @@ pub(super) fn run(orders: Orders<'_>) -> Worked {
 }
 
 impl Worker<'_> {
+    /// Whether nothing is wrong, and there is room for further records and entries.
+    fn may_go_on(&self) -> bool {
+        self.worked.is_well() && !self.is_full && self.worked.updated.len() < MOST_UPDATES
+    }
+
     fn migrate(&mut self, mover: &mut Mover<'_>) -> Result<(), Error> {
-        let began = Instant::now();
         let moved = mover.migrate(&mut self.random)?;
-        self.worked.migrating += began.elapsed();
         self.worked.migrations += 1;
         self.worked.moved.add(moved);
         Ok(())
@@ -220,7 +234,7 @@ impl Worker<'_> {
 
     fn query(&mut self, mix: Mix) {
         self.worked.queries += 1;
-        let answered = if self.worked.queries.is_multiple_of(SAMPLED) {
+        let answered = if (self.worked.queries - 1).is_multiple_of(self.timed) {
             let began = Instant::now();
             let answered = self.ask(mix);
             self.worked.times.add(Phase::During, began.elapsed());
@@ -275,6 +289,7 @@ impl Worker<'_> {
         Ok(found.first().is_some_and(|(key, _)| *key == first)
             && found.len() as u64 >= left.min(most as u64)
             && found.is_sorted_by(|(one, _), (other, _)| one < other)
+            && has_no_gap(found)
             && found.iter().all(|(key, value)| is_right(*key, *value)))
     }
 
@@ -283,6 +298,7 @@ impl Worker<'_> {
         let unique = self.insertions * self.threads + self.nth + 1;
         let place = self.random.below(self.keys as usize) as u64;
         if unique >= 1 << GAP_BITS {
+            self.is_full = true;
             return self.scan();
         }
         self.insertions += 1;
@@ -290,15 +306,35 @@ impl Worker<'_> {
         match self.tree.insert(key, value(key, 0))? {
             Inserted::New => self.worked.inserted.push(key),
             Inserted::Exists => return Ok(false),
-            Inserted::Full => return self.scan(),
+            Inserted::Full => {
+                self.is_full = true;
+                return self.scan();
+            }
         }
         Ok(true)
     }
 }
 
+/// Whether no key that was loaded is missing between those that were.
+fn has_no_gap(found: &[(u64, u64)]) -> bool {
+    let mut loaded = found.iter().map(|(key, _)| *key).filter(|key| key % (1 << GAP_BITS) == 0);
+    let Some(mut last) = loaded.next() else { return false };
+    loaded.all(|key| std::mem::replace(&mut last, key) + (1 << GAP_BITS) == key)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_scan_that_skips_a_loaded_key_is_wrong() {
+        let found = |places: &[u64]| -> Vec<(u64, u64)> {
+            let keys = places.iter().flat_map(|place| [loaded_key(*place), loaded_key(*place) + 5]);
+            keys.map(|key| (key, value(key, 0))).collect()
+        };
+        assert!(has_no_gap(&found(&[7, 8, 9])));
+        assert!(!has_no_gap(&found(&[7, 9])));
+    }
 
     #[test]
     fn shares_and_mixes_have_the_names_of_the_paper() {

@@ -11,7 +11,7 @@ use super::super::ways::with_lost;
 use super::super::{Case, Outcome, Scene};
 use super::METRICS;
 use super::queries::{self, Mix, Orders, Share, Worked};
-use super::shelf::Shelf;
+use super::shelf::{Leaves, Shelf};
 use super::verify::lost;
 use super::ways::{Memory, Moved, Mover, Taken, Way, words_of};
 use crate::Error;
@@ -20,6 +20,8 @@ use crate::olc::{Roots, Tree};
 use crate::phase::{Phase, Stage, StopOnDrop, Times};
 use crate::private::PrivateMemory;
 
+/// How long calls that withdraw pages wait for a job that ends.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// The time between two looks of the calling thread at the window and at signals.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -89,7 +91,7 @@ struct Private {
 pub struct Trees {
     pub(super) setting: Setting,
     shelf: Shelf,
-    pools: Pools,
+    pub(super) pools: Pools,
     roots: Roots,
     private: Option<Private>,
     context: MigrationContext,
@@ -175,15 +177,15 @@ impl Trees {
         let mover = || {
             let (leaves, taken) = way.leaves().zip(taken.as_ref())?;
             let memory = self.memory(way.is_private());
-            Some((share, Mover { way, leaves, memory, shelf: &self.shelf, taken, away: None }))
+            Some(Mover { way, leaves, memory, shelf: &self.shelf, taken, away: None })
         };
         let stage = Stage::new();
         std::thread::scope(|scope| {
             let on_drop = StopOnDrop(&stage);
             let (keys, threads) = (self.shelf.keys(), self.setting.cpus.len());
             let begin = |(nth, cpu): (usize, &usize)| {
-                let (migrations, stage) = (mover(), &stage);
-                let orders = Orders { tree, keys, mix, migrations, nth, threads, seed, stage };
+                let (mover, stage) = (mover(), &stage);
+                let orders = Orders { tree, keys, mix, share, mover, nth, threads, seed, stage };
                 start(scope, *cpu, move || queries::run(orders))
             };
             let running = self.setting.cpus.iter().enumerate().map(begin);
@@ -231,6 +233,16 @@ impl Trees {
         }
     }
 
+    /// Gives all frames of the region back and takes them again, in order: leaves that were apart
+    /// have come back to other frames, and each has kept mappings of its own.
+    fn lay_out_again(&mut self) -> Result<(), Error> {
+        let Pools { region, source, .. } = &mut self.pools;
+        let all = 0..region.len();
+        region.discard_within(all.clone(), PATIENCE)?;
+        region.back_within(all, &*source, PATIENCE)?;
+        Ok(())
+    }
+
     /// Loads a tree anew.
     fn load_again(&mut self, private: bool) -> Result<(), Error> {
         let roots = self.shelf.load(self.words(private)?, &|| Ok::<(), Error>(()))?;
@@ -267,6 +279,9 @@ fn cases(ways: &[Way]) -> Vec<Case> {
     ways.iter().map(case).collect()
 }
 
+/// With fewer times of queries there is no quantile: of 100 one is longer than p99.
+const LEAST_TIMES: u64 = 100;
+
 /// The numbers of all threads together, in the order of the metrics.
 fn numbers(all: &[Worked], moves: bool) -> Vec<f64> {
     let rate = |number: &dyn Fn(&Worked) -> u64| {
@@ -278,13 +293,16 @@ fn numbers(all: &[Worked], moves: bool) -> Vec<f64> {
         times.join(&one.times);
         moved.add(one.moved);
     }
-    let quantile = |share| times.quantile_ns(Phase::During, share).map_or(f64::NAN, |ns| ns as f64);
+    let has_enough = times.count(Phase::During) >= LEAST_TIMES;
+    let quantile = |share| match times.quantile_ns(Phase::During, share) {
+        Some(ns) if has_enough => ns as f64,
+        _ => f64::NAN,
+    };
     let migrations = all.iter().map(|one| one.migrations).sum::<u64>() as f64;
-    let migrating: Duration = all.iter().map(|one| one.migrating).sum();
     let of_moves = [
         rate(&|one| one.moved.moved),
         moved.moved as f64 / moved.wanted as f64,
-        migrating.as_nanos() as f64 / migrations,
+        moved.time.as_nanos() as f64 / migrations,
     ];
     let of_moves = if moves { of_moves } else { [f64::NAN; 3] };
     let numbers =
@@ -323,7 +341,11 @@ impl Scene for Trees {
             Err(_) => 0,
         };
         // After a signal there is no further turn.
-        if lost > 0 || ran.is_err() || self.setting.mix.writes() && !stopped() {
+        let scattered = matches!(way, Way::Leap(_, Leaves::Apart)) && back.is_ok() && !stopped();
+        if scattered {
+            self.lay_out_again()?;
+        }
+        if scattered || lost > 0 || ran.is_err() || self.setting.mix.writes() && !stopped() {
             self.load_again(private)?;
         }
         let mut all = ran?;

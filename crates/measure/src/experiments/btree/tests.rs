@@ -50,7 +50,7 @@ fn queries_beside_each_way_lose_nothing_and_have_a_base() {
                 let base = trees.cases()[case].bases[0];
                 let is_base = base == case;
                 assert!(numbers[0] > 0.0 && numbers[metric("queries")] > 0.0, "{numbers:?}");
-                for key in ["pages", "moved", "migration"] {
+                for key in ["pages", "migration"] {
                     assert_eq!(numbers[metric(key)].is_nan(), is_base, "{labels:?} {key}");
                 }
                 let name = labels[0].clone();
@@ -88,6 +88,27 @@ fn a_wrong_word_of_a_leaf_or_an_inner_node_is_lost_once() {
             assert!(lost() > 0, "{mix} {node}");
             assert_eq!(lost(), 0, "{mix} {node}");
         }
+    }
+}
+
+#[test]
+fn leaves_that_lay_apart_leave_no_mappings_behind() {
+    let ways = [Way::Stay { private: false }, Way::Leap(EngineChoice::Auto, Leaves::Apart)];
+    let mut trees = trees(Mix::C, &ways);
+    let mappings = |trees: &Trees| {
+        let region = &trees.pools.region;
+        let start = region.as_ptr().as_ptr().addr();
+        let range = start..start + region.len();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let first =
+            |line: &str| usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+        maps.lines().filter(|line| range.contains(&first(line))).count()
+    };
+    let before = mappings(&trees);
+    for _ in 0..3 {
+        assert_eq!(trees.measure(1, &|| false).unwrap().unwrap().lost, 0);
+        let after = mappings(&trees);
+        assert!(after <= before, "{after} mappings, {before} before");
     }
 }
 

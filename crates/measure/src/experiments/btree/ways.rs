@@ -1,6 +1,7 @@
 //! The ways to move leaves: leaps of a region, and calls of the kernel for private memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use pageleap::process::ProcessMemory;
 use pageleap::{
@@ -101,17 +102,19 @@ impl Way {
     }
 }
 
-/// Pages that moved, and those that were to move.
+/// Pages that moved, those that were to move, and the time of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
     pub moved: u64,
     pub wanted: u64,
+    pub time: Duration,
 }
 
 impl Moved {
     pub(super) fn add(&mut self, other: Moved) {
         self.moved += other.moved;
         self.wanted += other.wanted;
+        self.time += other.time;
     }
 }
 
@@ -160,36 +163,64 @@ impl<'a> Mover<'a> {
     /// A migration query.
     pub(super) fn migrate(&mut self, random: &mut SplitMix64) -> Result<Moved, Error> {
         if let Some((set, nodes)) = self.away.take() {
-            let moved = self.move_nodes(&nodes, true)?;
+            let (moved, _) = self.move_nodes(&nodes, true)?;
             self.taken.give_back(set);
             return Ok(moved);
         }
         let set = self.taken.any(random);
         let nodes = self.shelf.nodes(self.leaves, set);
-        let moved = self.move_nodes(&nodes, false)?;
-        self.away = Some((set, nodes));
+        let (moved, away) = self.move_nodes(&nodes, false)?;
+        self.away = Some((set, away));
         Ok(moved)
     }
 
-    fn move_nodes(&self, nodes: &[u64], home: bool) -> Result<Moved, Error> {
-        let wanted = nodes.len() as u64;
-        let moved = match (self.memory, self.way) {
+    /// Moves nodes, and says which of them are there then.
+    fn move_nodes(&self, nodes: &[u64], home: bool) -> Result<(Moved, Vec<u64>), Error> {
+        match (self.memory, self.way) {
             (Memory::Region(pools, context), Way::Leap(engine, _)) => {
+                let began = Instant::now();
                 let pool = if home { &pools.source } else { &pools.destination };
                 let job = Migration::new().engine(engine).context(context).threads(1);
                 let add = |job: Migration<'a>, (first, end)| {
                     job.range(&pools.region, first * BASE_PAGE..end * BASE_PAGE, pool)
                 };
-                runs(nodes).into_iter().fold(job, add).run()?.pages.migrated
+                let moved = runs(nodes).into_iter().fold(job, add).run()?.pages.migrated;
+                let wanted = nodes.len() as u64;
+                Ok((Moved { moved, wanted, time: began.elapsed() }, nodes.to_vec()))
             }
             (Memory::Private(start, process, [from, to]), way) => {
                 let to = if home { from } else { to };
-                move_private(way, start, nodes, process, to)?
+                let before = are_on(start, nodes, to)?;
+                let began = Instant::now();
+                move_private(way, start, nodes, process, to)?;
+                let time = began.elapsed();
+                let after = are_on(start, nodes, to)?;
+                Ok(counted(nodes, &before, &after, time))
             }
             _ => unreachable!("a region moves by leaps"),
-        };
-        Ok(Moved { moved, wanted })
+        }
     }
+}
+
+/// Counts pages that have come to a node, by whether each was there before and is there after, and
+/// lists those that are there. A call that gives up half-way, or a page that it found there, makes
+/// no difference to it: the places of pages count, and not what a call says.
+fn counted(nodes: &[u64], before: &[bool], after: &[bool], time: Duration) -> (Moved, Vec<u64>) {
+    let wanted = before.iter().filter(|was| !**was).count() as u64;
+    let moved = before.iter().zip(after).filter(|(was, is)| !**was && **is).count() as u64;
+    let there = nodes.iter().zip(after).filter(|(_, is)| **is).map(|(node, _)| *node).collect();
+    (Moved { moved, wanted, time }, there)
+}
+
+/// For each node of private memory, whether its page is on a node of the machine.
+fn are_on(start: usize, nodes: &[u64], on: NodeId) -> Result<Vec<bool>, Error> {
+    let mut status = vec![i32::MIN; nodes.len()];
+    sys::nodes_of_pages(0, &addresses(start, nodes), &mut status).map_err(failed("move_pages"))?;
+    Ok(status.into_iter().map(|node| node == on.0 as i32).collect())
+}
+
+fn addresses(start: usize, nodes: &[u64]) -> Vec<usize> {
+    nodes.iter().map(|node| start + *node as usize * BASE_PAGE).collect()
 }
 
 /// Ascending numbers as runs without gaps: the first number, and the one behind the last.
@@ -204,51 +235,67 @@ fn runs(nodes: &[u64]) -> Vec<(usize, usize)> {
     runs
 }
 
-/// Moves nodes of private memory. Returns how many pages have moved.
+/// Moves nodes of private memory, as far as the way does.
 fn move_private<'a>(
     way: Way,
     start: usize,
     nodes: &[u64],
     process: &'a ProcessMemory,
     to: NodeId,
-) -> Result<u64, Error> {
-    let address = |node: usize| start + node * BASE_PAGE;
-    let pages = || nodes.iter().map(|node| address(*node as usize)).collect::<Vec<usize>>();
+) -> Result<(), Error> {
     match way {
-        Way::Call(_) => call(&pages(), to),
+        Way::Call(_) => call(&addresses(start, nodes), to),
         Way::Kernel { mode, batch } => {
             let job = KernelMigration::new().mode(mode);
             let job = batch.into_iter().fold(job, KernelMigration::batch_pages);
+            let address = |node: usize| start + node * BASE_PAGE;
             let add = |job: KernelMigration<'a>, (first, end)| {
                 job.range(process, address(first)..address(end), to)
             };
-            let job = runs(nodes).into_iter().fold(job, add);
-            Ok(job.start()?.wait().pages.migrated)
+            runs(nodes).into_iter().fold(job, add).start()?.wait();
+            Ok(())
         }
         Way::List => {
-            let status = move_pages(0, &pages(), Some(&vec![to; nodes.len()]), false)?;
-            Ok(status.iter().filter(|page| page.node == Some(to)).count() as u64)
+            move_pages(0, &addresses(start, nodes), Some(&vec![to; nodes.len()]), false)?;
+            Ok(())
         }
         Way::Stay { .. } | Way::Leap(..) => unreachable!("no call moves this way"),
     }
 }
 
-/// Moves pages by one call of the kernel. Returns how many are on the node afterwards.
-fn call(pages: &[usize], to: NodeId) -> Result<u64, Error> {
-    let to = to.0 as i32;
+/// Moves pages by one call of the kernel, which may give up half-way.
+fn call(pages: &[usize], to: NodeId) -> Result<(), Error> {
     let mut status = vec![i32::MIN; pages.len()];
-    match sys::move_pages(0, pages, &vec![to; pages.len()], &mut status, false) {
-        Ok(0) => {}
-        // It gave up half-way, and then it writes no status for some pages.
-        Ok(_) | Err(Errno(libc::ENOMEM)) => {
-            sys::nodes_of_pages(0, pages, &mut status).map_err(failed("move_pages"))?;
-        }
-        Err(errno) => return Err(failed("move_pages")(errno)),
+    match sys::move_pages(0, pages, &vec![to.0 as i32; pages.len()], &mut status, false) {
+        Ok(_) | Err(Errno(libc::ENOMEM)) => Ok(()),
+        Err(errno) => Err(failed("move_pages")(errno)),
     }
-    Ok(status.iter().filter(|node| **node == to).count() as u64)
 }
 
 /// The words of a region.
 pub(super) fn words_of(region: &Region) -> Result<&[AtomicU64], Error> {
     Ok(region.atomics_u64(0..region.len())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_count_by_their_places() {
+        // Of four pages one was there, two have come, and one has stayed.
+        let (before, after) = ([true, false, false, false], [true, true, false, true]);
+        let (moved, there) = counted(&[7, 8, 9, 11], &before, &after, Duration::ZERO);
+        assert_eq!(moved, Moved { moved: 2, wanted: 3, time: Duration::ZERO });
+        // The one that has stayed is none of those that go home.
+        assert_eq!(there, [7, 8, 11]);
+        let home = counted(&there, &[false; 3], &[true; 3], Duration::ZERO).0;
+        assert_eq!((home.moved, home.wanted), (3, 3));
+    }
+
+    #[test]
+    fn runs_have_no_gaps() {
+        assert_eq!(runs(&[3, 4, 5, 9, 11, 12]), [(3, 6), (9, 10), (11, 13)]);
+        assert_eq!(runs(&[]), []);
+    }
 }
