@@ -2,7 +2,7 @@
 //! whether the page fits a phone. Screenshots go to `target/report`, to be looked at.
 //!
 //! With `#check` in its address a page writes the points that it has drawn into an element, read
-//! back from their pixels, with the row and the column of the result that each comes from.
+//! back from their positions, with the row and the column of the result that each comes from.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +17,8 @@ use crate::tally::Outcome;
 /// The names of the browser.
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 /// Experiments whose reports are read back. Each has a short run, with little memory.
-const EXPERIMENTS: [&str; 8] =
-    ["access", "copy", "quiet", "writes", "overhead", "sustained", "tpch", "scale"];
+const EXPERIMENTS: [&str; 9] =
+    ["access", "copy", "quiet", "writes", "overhead", "sustained", "tpch", "scale", "btree"];
 /// Bytes of the memory of `scale`, which has no short run.
 const SCALE: [&str; 2] = ["--size", "128m"];
 /// The widths of a phone and of a desktop, with the heights of screenshots.
@@ -169,7 +169,7 @@ fn samples_of(result: &Value, row: u64, column: &str) -> Vec<f64> {
         own.map(|sample| sample[key].as_f64().unwrap_or(f64::NAN)).collect()
     };
     let line = &result["rows"][row as usize];
-    let counting = ["time_ns", "kept_ratio", "fifth_ns"];
+    let counting = ["time_ns", "kept_ratio", "fifth_ns", "query_ns"];
     let counts = counting.into_iter().find(|key| line[*key].is_number()).unwrap_or_default();
     let times = |row: &Value| row.as_u64().map(|row| of_row(row, counts)).unwrap_or_default();
     let all: Vec<f64> = match column {

@@ -73,6 +73,8 @@ impl Axis {
 pub enum Shape {
     /// From point to point.
     Curve,
+    /// The number of a point holds from the point before to it.
+    Steps,
     /// One number for all of the plot. Its point has no place on the horizontal axis.
     Level,
 }

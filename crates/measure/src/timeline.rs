@@ -96,7 +96,10 @@ fn plot(title: &str, about: &str, unit: Unit, numbers: Vec<(u64, f64)>) -> Plot 
     // A rate that falls to zero is the message: equal distances are equal differences.
     let y = Axis { is_log: false, ..Axis::of(label, unit, std::iter::empty()) };
     let x = Axis::of("time since the load began", Unit::Ns, std::iter::empty());
-    let (name, shape) = (label.to_owned(), Shape::Curve);
+    let (name, shape) = match unit {
+        Unit::PerSecond => (label.to_owned(), Shape::Steps),
+        _ => (label.to_owned(), Shape::Curve),
+    };
     let line = Line { name, shape, is_theirs: false, is_shown: true, points };
     let (title, about) = (title.to_owned(), about.to_owned());
     Plot { title, about, x, y, lines: vec![line], spans: Vec::new() }

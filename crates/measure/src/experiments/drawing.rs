@@ -87,7 +87,7 @@ pub enum Published {
 impl Theirs {
     /// Its name in a legend.
     pub fn words(&self) -> String {
-        format!("{}, paper, {} (their machine)", self.name, self.source)
+        format!("{}, Taking the Leap, {} (their machine)", self.name, self.source)
     }
 }
 
@@ -144,6 +144,6 @@ mod tests {
         let fits = |pages: Pages| ["4k", "thp", "2m"].map(|page| pages.include(page));
         assert_eq!(fits(Pages::Small), [true, false, false]);
         assert_eq!(fits(Pages::Huge), [false, true, true]);
-        assert_eq!(MOVE_PAGES[0].words(), "move_pages(), paper, Fig. 2 (their machine)");
+        assert_eq!(MOVE_PAGES[0].words(), "move_pages(), Taking the Leap, Fig. 2 (their machine)");
     }
 }

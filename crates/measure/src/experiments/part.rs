@@ -54,7 +54,9 @@ impl Estimate {
         let (min, max) = extremes(values)?;
         let mean = || values.iter().sum::<f64>() / values.len() as f64;
         let middle = if method.means { mean() } else { median(values)? };
-        Some(Estimate { middle, min, max, interval: Interval::of_median(values, method.seed) })
+        // The interval is one of the median, and says nothing of a mean.
+        let interval = if method.means { None } else { Interval::of_median(values, method.seed) };
+        Some(Estimate { middle, min, max, interval })
     }
 
     fn half_width(self) -> Option<f64> {

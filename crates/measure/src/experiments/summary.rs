@@ -4,7 +4,7 @@
 //! interval of the ratio of both, formed within each round, lies on the wrong side of 1.
 
 use super::part::{Estimate, Part, View, is_copy, words};
-use super::{About, Case, Unit};
+use super::{About, Case};
 use crate::document::{Fact, Value};
 use crate::figures::{plural, three_digits};
 
@@ -15,7 +15,7 @@ const MOST_LOSSES: usize = 3;
 /// A way that is better by a smaller part of the time, or of the writes, is no loss.
 const LEAST_LOSS: f64 = 0.005;
 /// Labels that tell ways apart. Cases that differ in others are not compared.
-const OF_WAYS: [&str; 3] = ["way", "area_bytes", "threads"];
+const OF_WAYS: [&str; 4] = ["way", "area_bytes", "threads", "batch_pages"];
 /// The way of the sentences.
 const AUTO: &str = "auto";
 
@@ -52,12 +52,17 @@ pub(super) fn sentences(about: &About, setting: &[Fact], parts: &[Part]) -> Vec<
     let findings: Vec<Finding<'_>> = parts().flat_map(|part| findings(about, part)).collect();
     let is_more_better = about.more_is_better();
     match findings.len() {
-        0 => all.extend(parts().filter_map(extremes)),
+        0 => all.extend(parts().filter_map(|part| extremes(part, is_more_better))),
         1..=MOST_SENTENCES => {
             all.extend(findings.iter().map(|finding| sentence(finding, is_more_better)));
         }
         _ => all.extend(by_pages(&findings, is_more_better)),
     }
+    let early = parts().filter(|part| part.rounds.enough().is_none());
+    all.extend(early.map(|part| {
+        let rounds = plural(part.rounds.count(), "round");
+        format!("{}: this was ended early, after {rounds}.", part.heading)
+    }));
     all
 }
 
@@ -113,7 +118,7 @@ fn findings<'a>(about: &About, part: &'a Part) -> Vec<Finding<'a>> {
 /// each.
 fn losses(about: &About, view: &View<'_>, case: usize, base: usize) -> Vec<(String, Estimate)> {
     let own = circumstances(about, &view.cases[case]);
-    let is_more_better = about.metrics[0].unit == Unit::Share;
+    let is_more_better = about.more_is_better();
     let is_rival = |other: &usize| {
         let of = &view.cases[*other];
         *other != case
@@ -184,7 +189,7 @@ fn sentence(of: &Finding<'_>, is_more_better: bool) -> String {
             "{first} It was behind {}, in fewer rounds than an interval needs.",
             named.join("; ")
         ),
-        (true, true) => format!("{first} No other way here was measurably better."),
+        (true, true) => format!("{first} No other way here was better by more than noise."),
         (true, false) => format!("{first} There are fewer rounds than an interval needs."),
     }
 }
@@ -206,21 +211,27 @@ fn by_pages(findings: &[Finding<'_>], is_more_better: bool) -> Vec<String> {
         let [least, most] = [least, most].map(three_digits);
         let heading = page.as_ref().map_or(String::new(), |page| format!("pages of {page}: "));
         let count = of.len();
+        let is_common = of.iter().all(|finding| finding.base == of[0].base);
+        let base = if is_common { of[0].base.as_str() } else { "its base" };
         let than = if is_more_better { "as much is done" } else { "as long" };
         let lost: Vec<&&Finding<'_>> = of.iter().filter(|of| !of.losses.is_empty()).collect();
         let worst = lost.iter().map(|of| (&of.losses[0], of)).max_by(|(one, _), (other, _)| {
             let order = one.1.middle.total_cmp(&other.1.middle);
             if is_more_better { order.reverse() } else { order }
         });
-        let few = match of.iter().all(|finding| finding.has_intervals) {
-            true => "",
-            false => " Some cases have fewer rounds than an interval needs.",
+        let few = match of.iter().filter(|finding| !finding.has_intervals).count() {
+            0 => "",
+            some if some == count => " All cases have fewer rounds than an interval needs.",
+            _ => " Some cases have fewer rounds than an interval needs.",
         };
         let losses = worst.map_or(
-            "No other way was measurably better.".to_owned(),
+            match of.iter().all(|finding| finding.has_intervals) {
+                true => "No other way was better by more than noise.".to_owned(),
+                false => "No other way was ahead in each round.".to_owned(),
+            },
             |((name, ratio), of)| {
                 format!(
-                    "It is behind in {} of them, most to {name} ({}{}), by a factor of {}.",
+                    "It was behind in {} of them, most to {name} ({}{}), by a factor of {}.",
                     lost.len(),
                     of.part.heading,
                     of.which,
@@ -229,7 +240,7 @@ fn by_pages(findings: &[Finding<'_>], is_more_better: bool) -> Vec<String> {
             },
         );
         format!(
-            "{heading}a leap by auto compared with its base: {least} to {most} times {than}, in \
+            "{heading}a leap by auto compared with {base}: {least} to {most} times {than}, in \
              {count} cases. {losses}{few}"
         )
     };
@@ -237,7 +248,7 @@ fn by_pages(findings: &[Finding<'_>], is_more_better: bool) -> Vec<String> {
 }
 
 /// The least and the most ratio of a part without `auto`.
-fn extremes(part: &Part) -> Option<String> {
+fn extremes(part: &Part, is_more_better: bool) -> Option<String> {
     let view = part.view();
     let ratio = |case: usize| {
         let base = view.base(case).filter(|base| *base != case)?;
@@ -251,10 +262,56 @@ fn extremes(part: &Part) -> Option<String> {
     let (least, most) = (all.iter().min_by(by)?, all.iter().max_by(by)?);
     let heading = &part.heading;
     let one = |(ratio, name, base): &(Estimate, String, String)| {
-        format!("{name} takes {} times as long as {base}", with_interval(*ratio))
+        let ratio = with_interval(*ratio);
+        match is_more_better {
+            true => format!("{name} does {ratio} times as much as {base}"),
+            false => format!("{name} takes {ratio} times as long as {base}"),
+        }
     };
     Some(match all.len() {
         1 => format!("{heading}: {}.", one(most)),
         _ => format!("{heading}: {}, and {}.", one(least), one(most)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiments::{Outcome, btree, sustained};
+    use crate::method::Method;
+
+    /// The sentences on cases with these numbers in all rounds; the first case is the base.
+    fn said(about: &About, cases: Vec<(Vec<Value>, f64)>) -> String {
+        let (labels, numbers): (Vec<Vec<Value>>, Vec<f64>) = cases.into_iter().unzip();
+        let case = |labels| Case { labels, bases: vec![0], at_rest: Vec::new() };
+        let cases = labels.into_iter().map(case).collect();
+        let mut part = Part::new("all".to_owned(), cases, Method::exactly(6, 0, 1));
+        while let Some(turn) = part.next_turn() {
+            let mut of = vec![f64::NAN; about.metrics.len()];
+            of[0] = numbers[turn.thing];
+            part.add(turn, Outcome { numbers: of, lost: 0 });
+        }
+        sentences(about, &[], &[part]).join(" ")
+    }
+
+    fn named(way: &str) -> Vec<Value> {
+        vec![way.into(), Value::Unknown, Value::Unknown]
+    }
+
+    #[test]
+    fn fewer_writes_are_no_shorter_time() {
+        let cases = vec![(named("none"), 1.0), (named("mprotect"), 0.74)];
+        let said = said(&sustained::ABOUT, cases);
+        assert!(said.contains("mprotect does 0.74"), "{said}");
+        assert!(said.contains("times as much as none") && !said.contains("long"), "{said}");
+    }
+
+    #[test]
+    fn a_rival_with_a_size_of_batches_is_one() {
+        let rival = vec!["kernel retry, private".into(), Value::Unknown, Value::Count(128)];
+        let cases = vec![(named("none"), 10.0), (named("auto"), 30.0), (rival, 20.0)];
+        let said = said(&btree::ABOUT, cases);
+        assert!(said.contains("It loses to kernel retry, private"), "{said}");
+        assert!(said.contains("1.50"), "{said}");
+    }
 }

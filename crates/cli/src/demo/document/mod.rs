@@ -56,8 +56,8 @@ impl Summary {
         let time = human_ns(self.leap.migrate_ns);
         let beside = match self.ratio_under_load() {
             Some(ratio) => format!(
-                "Beside the load a leap of {} took {time}, {} times as long as a memcpy beside the \
-                 same load.",
+                "Beside the load one leap of {} took {time}, {} times as long as one memcpy beside \
+                 the same load.",
                 human_bytes(self.table.bytes as f64),
                 three_digits(ratio)
             ),

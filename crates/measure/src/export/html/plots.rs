@@ -8,9 +8,10 @@ use super::super::text::text;
 use super::escaped;
 use crate::document::Value;
 use crate::plot::{Axis, Line, Plot, Point, Unit};
-use crate::statistics::extremes;
+use crate::statistics::{extremes, median};
 
-/// Lines with more points than this are drawn, and not listed.
+/// Of lines with more points than this, the table has as many stretches, each with its least and its
+/// most.
 const MOST_LISTED: usize = 100;
 
 /// The element of a plot. `nth` is its number in the data for the script.
@@ -47,6 +48,7 @@ pub(super) fn data(plot: &Plot) -> Json {
         json!({
             "name": line.name,
             "level": line.shape == crate::plot::Shape::Level,
+            "steps": line.shape == crate::plot::Shape::Steps,
             "theirs": line.is_theirs,
             "shown": line.is_shown,
             "points": points,
@@ -84,7 +86,7 @@ fn table(plot: &Plot, title: &str) -> String {
         out,
         "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Numbers: {title}\">\n<table>\n\
          <caption>{title}; {of}</caption>\n<thead><tr><th scope=\"col\">line</th>\
-         <th scope=\"col\">{place}</th><th scope=\"col\">median</th><th scope=\"col\">interval</th>\
+         <th scope=\"col\">{place}</th><th scope=\"col\">middle</th><th scope=\"col\">interval</th>\
          <th scope=\"col\">least</th><th scope=\"col\">most</th><th scope=\"col\">samples</th></tr>\
          </thead>\n<tbody>\n",
         of = escaped(&y.label),
@@ -92,16 +94,10 @@ fn table(plot: &Plot, title: &str) -> String {
     );
     for line in lines {
         if line.points.len() > MOST_LISTED {
-            let (name, count) = (escaped(&line.name), line.points.len());
-            let _ = writeln!(
-                out,
-                "<tr><th scope=\"row\">{name}</th><td colspan=\"6\">{count} points: from {} to {}</td></tr>",
-                number(y, line.points.iter().map(|point| point.y).fold(f64::INFINITY, f64::min)),
-                number(
-                    y,
-                    line.points.iter().map(|point| point.y).fold(f64::NEG_INFINITY, f64::max)
-                ),
-            );
+            let stretch = line.points.len().div_ceil(MOST_LISTED);
+            for points in line.points.chunks(stretch) {
+                out += &row(plot, line, &summed_up(points));
+            }
             continue;
         }
         for point in &line.points {
@@ -109,6 +105,13 @@ fn table(plot: &Plot, title: &str) -> String {
         }
     }
     out + "</tbody>\n</table>\n</div>\n"
+}
+
+/// A stretch of a line as one point, at its end.
+fn summed_up(points: &[Point]) -> Point {
+    let samples: Vec<f64> = points.iter().map(|point| point.y).collect();
+    let x = points.last().and_then(|point| point.x);
+    Point { x, y: median(&samples).unwrap_or(f64::NAN), samples, ..Point::default() }
 }
 
 fn row(plot: &Plot, line: &Line, point: &Point) -> String {

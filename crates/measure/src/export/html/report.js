@@ -204,6 +204,7 @@
         stroke: style(this.plot, index).stroke, dash: style(this.plot, index).dash,
         width: style(this.plot, index).width, points: { show: false },
         ...(line.level || this.isStrip ? { paths: () => null } : {}),
+        ...(line.steps ? { paths: uPlot.paths.stepped({ align: -1 }) } : {}),
       }));
       const ownTicks = x.unit !== "ns";
       return {
@@ -454,10 +455,10 @@
     // uPlot draws in a microtask.
     setTimeout(() => {
       const first = document.querySelector("figure[data-plot]");
-      first.querySelector(".canvas").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
+      if (first) first.querySelector(".canvas").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
       const check = document.createElement("pre");
       check.id = "check";
-      check.textContent = JSON.stringify({ drawn, spoken: first.querySelector(".live").textContent,
+      check.textContent = JSON.stringify({ drawn, spoken: first ? first.querySelector(".live").textContent : "",
         wide: document.body.scrollWidth, room: document.body.clientWidth });
       document.body.append(check);
     }, 50);
