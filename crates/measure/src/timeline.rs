@@ -164,7 +164,8 @@ mod tests {
             beside.stage.stop();
             looks.join().unwrap()
         });
-        assert!(moments.len() > 1 && moments.iter().all(|of| of.moved_bytes == 7));
+        // The thread may get its first CPU after the end.
+        assert!(!moments.is_empty() && moments.iter().all(|of| of.moved_bytes == 7));
         assert!(moments.is_sorted_by_key(|of| of.at_ns));
         assert!(beside.is_recorded());
     }
