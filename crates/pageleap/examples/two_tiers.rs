@@ -405,7 +405,7 @@ fn print() -> Result<u64, Box<dyn Error>> {
     let same = if setting.fast == setting.slow { ": one node, so no speed-up" } else { "" };
     println!(
         "table     {} MiB; fast tier {}, slow tier {}{same}",
-        (bytes / BLOCK).max(LEAST_BLOCKS) * BLOCK >> 20,
+        ((bytes / BLOCK).max(LEAST_BLOCKS) * BLOCK) >> 20,
         setting.fast,
         setting.slow
     );
