@@ -137,8 +137,8 @@ impl Beside {
         self.completed.load(Ordering::Relaxed)
     }
 
-    /// Bytes that a job beside the load has moved, as far as was noted. Whoever watches the job
-    /// notes them often from now on.
+    /// Bytes that a job beside the load has moved, by the last note of the thread that watches the
+    /// job. From the first call of this function on, that thread notes them often.
     pub fn moved_bytes(&self) -> u64 {
         self.is_recorded.store(true, Ordering::Relaxed);
         self.moved_bytes.load(Ordering::Relaxed)

@@ -287,7 +287,7 @@ mod tests {
         let (before, after) = ([true, false, false, false], [true, true, false, true]);
         let (moved, there) = counted(&[7, 8, 9, 11], &before, &after, Duration::ZERO);
         assert_eq!(moved, Moved { moved: 2, wanted: 3, time: Duration::ZERO });
-        // The one that has stayed is none of those that go home.
+        // The page that has stayed does not go home.
         assert_eq!(there, [7, 8, 11]);
         let home = counted(&there, &[false; 3], &[true; 3], Duration::ZERO).0;
         assert_eq!((home.moved, home.wanted), (3, 3));
