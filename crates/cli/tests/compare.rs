@@ -30,11 +30,17 @@ struct Folder(tempfile::TempDir);
 impl Folder {
     fn measured() -> Folder {
         let folder = Folder(tempfile::tempdir().unwrap());
-        let flags = ["copy", "--size", "16m", "--page-size", "4k", "--runs", "12", "--warmup", "0"];
-        let output =
-            bench(&[&flags[..], &["--export-json", text(&folder.file("before"))]].concat());
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        folder.measure("before");
         folder
+    }
+
+    /// Measures to a file, and returns its path.
+    fn measure(&self, name: &str) -> String {
+        let file = text(&self.file(name)).to_owned();
+        let flags = ["copy", "--size", "16m", "--page-size", "4k", "--runs", "12", "--warmup", "0"];
+        let output = bench(&[&flags[..], &["--export-json", &file]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        file
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -110,6 +116,18 @@ fn a_run_is_unchanged_beside_itself_and_a_slower_leap_is_told() {
     let twice = compare(&format!("{before},{before}"), &slower, &[]);
     assert_eq!(twice.status.code(), Some(2));
     assert!(stderr(&twice).contains("both are the same run"), "{}", stderr(&twice));
+}
+
+#[test]
+fn two_runs_of_one_program_are_compared() {
+    let folder = Folder::measured();
+    let (before, after) = (text(&folder.file("before")).to_owned(), folder.measure("after"));
+    let output = compare(&before, &after, &["--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["left_out"].as_array().unwrap().len(), 0, "{}", json["left_out"]);
+    let is_leap = |row: &Value| row["labels"]["way"] == "auto";
+    assert!(json["rows"].as_array().unwrap().iter().any(is_leap));
 }
 
 #[test]

@@ -86,7 +86,7 @@ pub fn run(args: &CompareArgs) -> Result<(), Stop> {
     let exports = args.exports.open()?;
     let comparison = Comparison::of(&first, &second, args.margin);
     if comparison.count() == 0 {
-        let reasons = match comparison.left_out() {
+        let reasons = match comparison.left_out().as_slice() {
             [] => "it has none with a base".to_owned(),
             reasons => reasons.join("; "),
         };

@@ -1,6 +1,6 @@
 //! A comparison as a document.
 
-use super::{Change, Comparison, Copies, Judged, Verdict, WANTED};
+use super::{Change, Comparison, Copies, Judged, LeftOut, Verdict, WANTED};
 use crate::document::{Body, Column, Document, Section, Table, Value, column, fact};
 use crate::figures::{percent, plural};
 use crate::method::{CONFIDENCE, LEAST_VALUES};
@@ -146,7 +146,9 @@ impl Comparison {
             Body::Table(Table::of(&of_copies(), &copies, group)),
         ));
         let title = if self.left_out.is_empty() { "" } else { "Rows that were not compared" };
-        sections.push(Section::new("left_out", title, Body::Notes(self.left_out.clone())));
+        sections.push(Section::new("", title, Body::Notes(self.left_out())));
+        let left_out = self.left_out.iter().map(LeftOut::to_string).collect();
+        sections.push(Section::data("left_out", Body::Notes(left_out)));
         let title = if self.notes.is_empty() { "" } else { "Notes" };
         sections.push(Section::new("notes", title, Body::Notes(self.notes.clone())));
         Document { sections }
@@ -174,6 +176,14 @@ impl Comparison {
                 faster.len()
             ),
         }];
+        let (experiments, rows): (Vec<&LeftOut>, _) =
+            self.left_out.iter().partition(|of| of.row.is_empty());
+        let counts = [(rows.len(), "row"), (experiments.len(), "experiment")];
+        let counts = counts.iter().filter(|(count, _)| *count > 0);
+        let counts: Vec<String> = counts.map(|(count, thing)| plural(*count, thing)).collect();
+        if !counts.is_empty() {
+            said.push(format!("Not compared: {}; the reasons are below.", counts.join(" and ")));
+        }
         said.extend(self.rows.iter().flat_map(Judged::does_less));
         said.extend(self.lost.iter().cloned());
         let largest = self.copies.iter().map(|of| of.change.shares()[0]);

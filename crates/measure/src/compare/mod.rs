@@ -31,6 +31,8 @@ mod trimmed;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
+
 use serde_json::{Map, Value as Json};
 
 use self::recorded::{Experiment, Row};
@@ -173,13 +175,38 @@ struct Copies {
     change: Change,
 }
 
+/// A row of the first side that was not compared, or a whole experiment.
+#[derive(Debug)]
+struct LeftOut {
+    experiment: String,
+    /// Its part and name; empty for an experiment.
+    row: String,
+    why: String,
+}
+
+impl LeftOut {
+    fn row(experiment: &Experiment, row: &Row, why: String) -> LeftOut {
+        let name = format!("{}, {}", row.part, row.name());
+        LeftOut { experiment: experiment.name.clone(), row: name, why }
+    }
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LeftOut { experiment, row, why } = self;
+        match row.as_str() {
+            "" => write!(out, "{experiment}: {why}"),
+            row => write!(out, "{experiment}, {row}: {why}"),
+        }
+    }
+}
+
 /// Results before and after a change, row by row.
 #[derive(Debug)]
 pub struct Comparison {
     rows: Vec<Judged>,
     copies: Vec<Copies>,
-    /// Rows and experiments of the first file that were not compared, with reasons.
-    left_out: Vec<String>,
+    left_out: Vec<LeftOut>,
     /// Rows of the second side that lost words.
     lost: Vec<String>,
     /// Those of the second side alone, differences of machines, and warnings about them.
@@ -297,18 +324,16 @@ impl<'a> Matched<'a> {
         (second - first).exp_m1()
     }
 
-    fn judged(&self, level: f64) -> Result<Judged, String> {
+    fn judged(&self, level: f64) -> Result<Judged, LeftOut> {
         let Found { experiment, row, .. } = self.first();
         let (means, values) = self.sides(Found::ratios);
         let Some(means) = means else {
-            return Err(format!(
-                "{}, {}, {}: too few rounds to tell a change from noise; measure at least {} of \
-                 them (--min-runs, with enough --time-limit)",
-                experiment.name,
-                row.part,
-                row.name(),
+            let why = format!(
+                "too few rounds to tell a change from noise; measure at least {} of them \
+                 (--min-runs, with enough --time-limit), or six runs of each side",
                 2 * LEAST_VALUES,
-            ));
+            );
+            return Err(LeftOut::row(experiment, row, why));
         };
         let moved = |side: &Vec<Found<'_>>| {
             let shares: Option<Vec<f64>> = side.iter().map(|found| found.row.moved).collect();
@@ -428,9 +453,11 @@ impl Comparison {
                 (!differ.is_empty()).then(|| differ.join("; "))
             });
             if let Some(differ) = differ {
-                let why = format!("{}: settings differ: {differ}", one.name);
-                if !left_out.iter().any(|of: &String| of.starts_with(&format!("{}: ", one.name))) {
-                    left_out.push(why);
+                let is_said = |of: &LeftOut| of.experiment == one.name && of.row.is_empty();
+                if !left_out.iter().any(is_said) {
+                    let (experiment, row) = (one.name.clone(), String::new());
+                    let why = format!("settings differ: {differ}");
+                    left_out.push(LeftOut { experiment, row, why });
                 }
                 continue;
             }
@@ -440,10 +467,7 @@ impl Comparison {
                 }
                 match find(files, one, at) {
                     Ok(matched) => all.push(matched),
-                    Err(why) => {
-                        let named = format!("{}, {}, {}", one.name, row.part, row.name());
-                        left_out.push(format!("{named}: {why}"));
-                    }
+                    Err(why) => left_out.push(LeftOut::row(one, row, why)),
                 }
             }
         }
@@ -482,13 +506,26 @@ impl Comparison {
         slower
             .chain(self.lost.iter().cloned())
             .chain(does_less)
-            .chain(self.left_out.iter().cloned())
+            .chain(self.left_out.iter().map(LeftOut::to_string))
             .collect()
     }
 
-    /// Rows and experiments of the first file that were not compared, with reasons.
-    pub fn left_out(&self) -> &[String] {
-        &self.left_out
+    /// Rows and experiments of the first side that were not compared, with reasons. Rows of one
+    /// experiment that have the same reason are one sentence.
+    pub fn left_out(&self) -> Vec<String> {
+        let mut said: Vec<(&LeftOut, usize)> = Vec::new();
+        for one in &self.left_out {
+            let is_alike = |of: &LeftOut| (&of.experiment, &of.why) == (&one.experiment, &one.why);
+            match said.iter_mut().find(|(first, _)| is_alike(first)) {
+                Some((_, count)) => *count += 1,
+                None => said.push((one, 1)),
+            }
+        }
+        let sentence = |(first, count): (&LeftOut, usize)| match count {
+            1 => first.to_string(),
+            _ => format!("{}, {count} rows: {}", first.experiment, first.why),
+        };
+        said.into_iter().map(sentence).collect()
     }
 
     /// Whether a run is a value, and not a pair of rounds.

@@ -5,19 +5,9 @@ use serde_json::{Map, Value as Json};
 use crate::experiments::{About, Unit, ways};
 use crate::figures::human_bytes;
 
-/// Keys of an experiment that are no part of its setting.
-const NO_SETTING: [&str; 10] = [
-    "experiment",
-    "figure",
-    "rows",
-    "method",
-    "samples",
-    "losers",
-    "notes",
-    "host",
-    "noise",
-    "warnings",
-];
+/// Facts of an experiment that are no part of its setting: its name, and the text on the paper. All
+/// other facts are settings. Lists and objects are results, or describe how they came about.
+const NO_SETTING: [&str; 2] = ["experiment", "figure"];
 
 /// Why a file is refused.
 #[derive(Debug, thiserror::Error)]
@@ -222,7 +212,9 @@ impl Experiment {
             return Err(lacks("a row that others are compared with is missing".to_owned()));
         }
         let setting = json.as_object().into_iter().flatten();
-        let setting = setting.filter(|(key, _)| !NO_SETTING.contains(&key.as_str()));
+        let setting = setting.filter(|(key, value)| {
+            !NO_SETTING.contains(&key.as_str()) && !value.is_array() && !value.is_object()
+        });
         let setting = setting.map(|(key, value)| (key.clone(), value.clone())).collect();
         for (at, row) in rows.iter().enumerate() {
             if rows[..at].iter().any(|other| other.is_same(row)) {

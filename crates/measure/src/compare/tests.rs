@@ -233,6 +233,38 @@ fn rows_that_cannot_be_compared_are_objections_too() {
 }
 
 #[test]
+fn rows_that_cannot_be_compared_for_one_reason_are_one_sentence() {
+    let before = &recordings()[..1];
+    let mut after = before.to_vec();
+    for row in &mut after[0].experiments[0].rows {
+        row.logs.truncate(4);
+    }
+    let comparison = Comparison::of(before, &after, None);
+    let rows = comparison.objections().len();
+    assert!(rows > 1 && comparison.count() == 0);
+    let said = comparison.left_out();
+    assert_eq!(said.len(), 1);
+    assert!(said[0].starts_with(&format!("quiet, {rows} rows: too few rounds")), "{said:?}");
+    let files = ["a".to_owned()];
+    let text = Format::WIDE.write(&comparison.document([&files, &files]));
+    assert!(text.contains(&format!("Not compared: {rows} rows; the reasons are below.")), "{text}");
+}
+
+#[test]
+fn settings_are_facts_and_no_results() {
+    let read = |bytes: u64, summary: &str| {
+        let json = serde_json::json!({
+            "experiment": "sustained", "figure": "of a paper", "bytes": bytes, "rows": [],
+            "samples": [], "summary": [summary], "method": {"seed": 1},
+        });
+        Recorded::read(&json.to_string(), &[&sustained::ABOUT]).unwrap()
+    };
+    let settings = |of: &Recorded| of.experiments[0].setting.clone();
+    assert_eq!(settings(&read(1, "faster")), settings(&read(1, "slower")));
+    assert_ne!(settings(&read(1, "faster")), settings(&read(2, "faster")));
+}
+
+#[test]
 fn a_change_of_the_librarys_own_copy_loop_is_one_of_its_row() {
     let before = recordings();
     let mut after = before.clone();
