@@ -79,8 +79,8 @@ pub struct LeapArgs {
     #[arg(long, value_name = "ENGINES", value_delimiter = ',')]
     pub engine: Option<Vec<EngineChoice>>,
 
-    /// Sizes of areas, by comma [default: those of the figure, 4k to 256m; 512k and 16m with
-    /// --quick and --smoke]
+    /// Sizes of areas, by comma [default: those of the figure, 4k to 256m, and below 1m only with
+    /// mprotect; 512k and 16m with --quick and --smoke]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = bytes::region_size)]
     pub area: Option<Vec<u64>>,
 }
