@@ -24,6 +24,8 @@ pub enum Value {
     Ns(u64),
     /// A time of a short job, also in nanoseconds, which exporters for people show in microseconds.
     ShortNs(u64),
+    /// A time of an operation that is so short that a whole number of nanoseconds would be coarse.
+    FineNs(f64),
     /// A difference of times.
     SignedNs(i64),
     /// A size.

@@ -324,16 +324,21 @@ impl<'a> Matched<'a> {
         (second - first).exp_m1()
     }
 
+    /// Why it has no mean.
+    fn too_few(&self) -> String {
+        let few = "too few rounds to tell a change from noise; measure at least";
+        let how = "(--min-runs, with enough --time-limit)";
+        match has_enough_runs(self.sides.each_ref().map(Vec::len)) {
+            true => format!("{few} 8 of them in each run {how}"),
+            false => format!("{few} {} of them {how}, or six runs of each side", 2 * LEAST_VALUES),
+        }
+    }
+
     fn judged(&self, level: f64) -> Result<Judged, LeftOut> {
         let Found { experiment, row, .. } = self.first();
         let (means, values) = self.sides(Found::ratios);
         let Some(means) = means else {
-            let why = format!(
-                "too few rounds to tell a change from noise; measure at least {} of them \
-                 (--min-runs, with enough --time-limit), or six runs of each side",
-                2 * LEAST_VALUES,
-            );
-            return Err(LeftOut::row(experiment, row, why));
+            return Err(LeftOut::row(experiment, row, self.too_few()));
         };
         let moved = |side: &Vec<Found<'_>>| {
             let shares: Option<Vec<f64>> = side.iter().map(|found| found.row.moved).collect();
@@ -511,19 +516,25 @@ impl Comparison {
     }
 
     /// Rows and experiments of the first side that were not compared, with reasons. Rows of one
-    /// experiment that have the same reason are one sentence.
+    /// experiment that have the same reason are one sentence, with the names of the first three.
     pub fn left_out(&self) -> Vec<String> {
-        let mut said: Vec<(&LeftOut, usize)> = Vec::new();
+        let mut said: Vec<Vec<&LeftOut>> = Vec::new();
         for one in &self.left_out {
-            let is_alike = |of: &LeftOut| (&of.experiment, &of.why) == (&one.experiment, &one.why);
-            match said.iter_mut().find(|(first, _)| is_alike(first)) {
-                Some((_, count)) => *count += 1,
-                None => said.push((one, 1)),
+            let key = |of: &LeftOut| (of.experiment.clone(), of.why.clone());
+            match said.iter_mut().find(|alike| key(alike[0]) == key(one)) {
+                Some(alike) => alike.push(one),
+                None => said.push(vec![one]),
             }
         }
-        let sentence = |(first, count): (&LeftOut, usize)| match count {
-            1 => first.to_string(),
-            _ => format!("{}, {count} rows: {}", first.experiment, first.why),
+        let sentence = |alike: Vec<&LeftOut>| match alike.as_slice() {
+            [one] => one.to_string(),
+            [first, ..] => {
+                let names: Vec<&str> = alike.iter().take(3).map(|of| of.row.as_str()).collect();
+                let more = if alike.len() > names.len() { "; ..." } else { "" };
+                let (count, names) = (alike.len(), names.join("; "));
+                format!("{}, {count} rows ({names}{more}): {}", first.experiment, first.why)
+            }
+            [] => String::new(),
         };
         said.into_iter().map(sentence).collect()
     }

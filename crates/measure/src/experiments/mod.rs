@@ -51,6 +51,8 @@ use crate::document::Value;
 pub enum Unit {
     /// Nanoseconds.
     Ns,
+    /// The same with decimals, for an operation of some hundred.
+    FineNs,
     /// A part of a whole, which may be more than 1 if the whole was exceeded.
     Share,
     /// Per second. More is better, so it is never the first metric, by which ratios are formed.
@@ -61,7 +63,7 @@ impl Unit {
     /// The end of names in this unit, for programs.
     pub fn suffix(self) -> &'static str {
         match self {
-            Unit::Ns => "_ns",
+            Unit::Ns | Unit::FineNs => "_ns",
             Unit::Share => "_ratio",
             Unit::PerSecond => "_per_s",
         }
@@ -72,6 +74,7 @@ impl Unit {
         match self {
             _ if !number.is_finite() => Value::Unknown,
             Unit::Ns => Value::Ns(number.round() as u64),
+            Unit::FineNs => Value::FineNs(number),
             Unit::Share => Value::Share(number),
             Unit::PerSecond => Value::PerSecond(number),
         }
@@ -94,6 +97,11 @@ pub struct Metric {
 /// A time, in short.
 pub const fn time(key: &'static str, head: &'static str, meaning: &'static str) -> Metric {
     Metric { key, head, meaning, unit: Unit::Ns }
+}
+
+/// A time with decimals, in short.
+pub const fn fine_time(key: &'static str, head: &'static str, meaning: &'static str) -> Metric {
+    Metric { key, head, meaning, unit: Unit::FineNs }
 }
 
 /// A share, in short.

@@ -262,7 +262,7 @@ fn in_unit(number: Option<f64>, metric: Metric) -> Value {
 
 fn range(of: Estimate, unit: Unit) -> Value {
     let text = |number: f64| match unit {
-        Unit::Ns => human_ns(number as u64),
+        Unit::Ns | Unit::FineNs => human_ns(number as u64),
         Unit::Share => percent(number),
         Unit::PerSecond => format!("{}/s", short(number)),
     };

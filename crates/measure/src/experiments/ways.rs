@@ -639,5 +639,10 @@ mod tests {
         assert_eq!(leaps(areas(PageSize::Base, 16 << 20)), 9);
         let auto = quiet::ways(PageSize::Base, 1 << 30, &[EngineChoice::Auto], None);
         assert_eq!(leaps(auto), 0);
+        // Other engines have no areas below 1 MB, unless these are asked for.
+        let precopy = [pageleap::Engine::Precopy.into()];
+        assert_eq!(leaps(quiet::ways(PageSize::Base, 1 << 30, &precopy, None)), 6);
+        assert_eq!(leaps(quiet::ways(PageSize::Huge2M, 1 << 30, &precopy, None)), 8);
+        assert_eq!(leaps(quiet::ways(PageSize::Base, 1 << 30, &precopy, Some(&[4096]))), 1);
     }
 }

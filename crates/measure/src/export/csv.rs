@@ -125,8 +125,15 @@ fn cell(value: &Value) -> String {
         | Value::ShortNs(number)
         | Value::Bytes(number) => number.to_string(),
         Value::SignedNs(number) => number.to_string(),
-        Value::PerSecond(number) | Value::Ratio(number) | Value::Share(number) => {
-            if number.is_finite() { number.to_string() } else { String::new() }
+        Value::FineNs(number)
+        | Value::PerSecond(number)
+        | Value::Ratio(number)
+        | Value::Share(number) => {
+            if number.is_finite() {
+                number.to_string()
+            } else {
+                String::new()
+            }
         }
     }
 }

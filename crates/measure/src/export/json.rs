@@ -91,7 +91,10 @@ impl Serialize for Json<'_> {
             | Value::ShortNs(number)
             | Value::Bytes(number) => serializer.serialize_u64(*number),
             Value::SignedNs(number) => serializer.serialize_i64(*number),
-            Value::PerSecond(number) | Value::Ratio(number) | Value::Share(number) => {
+            Value::FineNs(number)
+            | Value::PerSecond(number)
+            | Value::Ratio(number)
+            | Value::Share(number) => {
                 // Infinity and NaN become null.
                 serializer.serialize_f64(*number)
             }

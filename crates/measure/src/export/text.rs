@@ -148,6 +148,7 @@ pub(super) fn text(value: &Value) -> String {
         Value::Count(count) => grouped(*count),
         Value::Ns(ns) => human_ns(*ns),
         Value::ShortNs(ns) => three_digits(*ns as f64 / 1e3),
+        Value::FineNs(ns) => human_ns(ns.round() as u64),
         Value::SignedNs(ns) => {
             format!("{}{}", if *ns < 0 { "-" } else { "" }, human_ns(ns.unsigned_abs()))
         }

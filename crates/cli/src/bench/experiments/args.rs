@@ -59,7 +59,7 @@ pub struct CopyArgs {
 #[command(after_help = "\
 Examples:
   pageleap bench quiet
-      all engines and sizes of areas: some minutes for each page size
+      all engines, over sizes of areas: some minutes for each page size
   pageleap bench quiet --quick --report quiet.html --export-csv quiet.csv
       256 MB, three engines, two sizes of areas; a page with plots, and all samples
   pageleap bench quiet --engine mprotect --area 512k,16m --page-size 4k --size 4g

@@ -130,14 +130,15 @@ pub fn list(json: bool) -> Result<(), Stop> {
 
 /// Measures all scenes of a plan: until the end, a signal, or an error. Whole rounds stay.
 fn execute(plan: Plan, nodes: &Nodes) -> (Results, Result<(), Stop>) {
-    let Plan { about, args, scenes, notes } = plan;
-    let setting = vec![
+    let Plan { about, args, scenes, notes, facts } = plan;
+    let mut setting = vec![
         fact("bytes", "bytes", Value::Bytes(args.bytes())),
         fact("from", "from node", Value::count(nodes.from.0)),
         fact("to", "to node", Value::count(nodes.to.0)).remark(nodes.remark()),
         fact("cpu", "copies on CPU", Value::count(nodes.cpu())),
         fact("writer_cpu", "writer on CPU", Value::count(nodes.writer_cpu)),
     ];
+    setting.extend(facts);
     let method = args.method();
     let mut results = Results { about, setting, method, parts: Vec::new(), notes };
     let measured = measure::measure_all(&mut results, scenes);

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::time::Duration;
 
 use pageleap::{BASE_PAGE, Engine, EngineChoice, PageSize};
+use pageleap_measure::document::{Fact, Value, fact};
 use pageleap_measure::experiments::access::{self, Access};
 use pageleap_measure::experiments::btree::{self, Mix, Share, Trees};
 use pageleap_measure::experiments::tpch::Tables;
@@ -63,6 +64,8 @@ pub struct Plan {
     pub args: ExperimentArgs,
     pub scenes: Vec<Planned>,
     pub notes: Vec<String>,
+    /// Settings of this experiment alone.
+    pub facts: Vec<Fact>,
 }
 
 /// The plan of a command.
@@ -108,7 +111,8 @@ fn access(common: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
     let (bytes, position) = (common.bytes(), Position::default());
     let scene =
         Planned { heading, bytes, needs, may_lack: false, position, build: Box::new(build) };
-    Ok(Plan { about: &access::ABOUT, args: common.clone(), scenes: vec![scene], notes })
+    let scenes = vec![scene];
+    Ok(Plan { about: &access::ABOUT, args: common.clone(), scenes, notes, facts: Vec::new() })
 }
 
 fn copy(args: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
@@ -182,12 +186,21 @@ fn sustained(args: &SustainedArgs, nodes: &Nodes) -> Result<Plan, Stop> {
     let common = &common.clone().within(args.window() * rounds).not_warmed_up();
     let uniform = |rate| Writes { rate, rows: Rows::Uniform };
     let loads: Vec<Writes> = args.rates().into_iter().map(uniform).collect();
-    of_loads(&sustained::ABOUT, common, nodes, Purpose::Window(args.window()), &|page| {
-        (
-            loads.clone(),
-            writes::ways(page, common.bytes(), &engines, Some(&areas), args.leaps.area.is_some()),
-        )
-    })
+    let plan =
+        of_loads(&sustained::ABOUT, common, nodes, Purpose::Window(args.window()), &|page| {
+            (
+                loads.clone(),
+                writes::ways(
+                    page,
+                    common.bytes(),
+                    &engines,
+                    Some(&areas),
+                    args.leaps.area.is_some(),
+                ),
+            )
+        })?;
+    let window = Value::Ns(args.window().as_nanos() as u64);
+    Ok(Plan { facts: vec![fact("window_ns", "the thread writes for", window)], ..plan })
 }
 
 fn tpch(args: &ExperimentArgs, nodes: &Nodes) -> Result<Plan, Stop> {
@@ -257,7 +270,12 @@ fn btree(args: &BtreeArgs, nodes: &Nodes) -> Result<Plan, Stop> {
         "{threads} threads query. The tree has {entries} entries at first, and nodes of 4 KB. A \
          migration moves {moved} leaves."
     );
-    Ok(Plan { about: &btree::ABOUT, args: common.clone(), scenes, notes: vec![note] })
+    let facts = vec![
+        fact("threads", "threads that query", Value::count(sample.cpus.len())),
+        fact("pages", "leaves of a migration", Value::count(moved)),
+        fact("window_ns", "a turn takes", Value::Ns(args.window().as_nanos() as u64)),
+    ];
+    Ok(Plan { about: &btree::ABOUT, args: common.clone(), scenes, notes: vec![note], facts })
 }
 
 /// A tree and its queries. The threads take the CPUs in turn.
@@ -410,5 +428,5 @@ fn of_pages(
             scenes.push(Planned { may_lack, position, ..scene });
         }
     }
-    Ok(Plan { about, args: args.clone(), scenes, notes })
+    Ok(Plan { about, args: args.clone(), scenes, notes, facts: Vec::new() })
 }

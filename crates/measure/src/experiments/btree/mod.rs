@@ -44,7 +44,7 @@ pub use self::scene::{Setting, Trees};
 pub use self::shelf::Leaves;
 pub use self::ways::{Way, ways};
 use super::drawing::{Drawing, Of, Over};
-use super::{About, Label, Metric, label, rate, share, time};
+use super::{About, Label, Metric, fine_time, label, rate, share, time};
 
 /// The experiment.
 pub const ABOUT: About = About {
@@ -84,7 +84,11 @@ const LABELS: [Label; 3] = [
 ];
 
 const METRICS: [Metric; 7] = [
-    time("query", "query", "time by queries of all threads, migrations not counted as queries"),
+    fine_time(
+        "query",
+        "query",
+        "time by queries of all threads, migrations not counted as queries",
+    ),
     rate("queries", "queries", "queries per second, of all threads"),
     rate("pages", "pages", "pages that moved, per second"),
     share("moved", "moved", "pages that moved, of those that were to move"),

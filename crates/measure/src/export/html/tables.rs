@@ -112,9 +112,10 @@ fn plain(value: &Value) -> String {
         | Value::ShortNs(number)
         | Value::Bytes(number) => number.to_string(),
         Value::SignedNs(number) => number.to_string(),
-        Value::PerSecond(number) | Value::Ratio(number) | Value::Share(number) => {
-            number.to_string()
-        }
+        Value::FineNs(number)
+        | Value::PerSecond(number)
+        | Value::Ratio(number)
+        | Value::Share(number) => number.to_string(),
         Value::Text(_) | Value::List(_) | Value::Map(_) => text(value),
     }
 }
