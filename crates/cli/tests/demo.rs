@@ -268,8 +268,8 @@ fn an_interrupted_leap_leaves_memory_of_malloc_whole() {
 
 /// Waits until a job runs beside the query thread, or the program has ended. Threads of jobs are
 /// called as the program is, and so is a new thread until it has its name: the last one that has a
-/// name of its own is that of the timeline. If this thread got no CPU while the job ran, the program waits to
-/// print its result, and the signal comes after the leap.
+/// name of its own is that of the timeline. If this thread got no CPU while the job ran, the program
+/// waits to print its result, and the signal comes after the leap.
 fn wait_for_leap_beside_queries(child: &Child) {
     let deadline = Instant::now() + Duration::from_secs(300);
     let tasks = format!("/proc/{}/task", child.id());
