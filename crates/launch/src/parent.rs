@@ -11,10 +11,12 @@
 //!   A signal that another process sends to the whole group arrives twice: nothing tells it apart
 //!   from one to the parent alone.
 //! * **Stops.** If the program stops (Ctrl-Z, or reading from the terminal in the background), the
-//!   parent stops by the same signal, and the shell sees a stopped job. SIGCONT is passed on. A
-//!   *waker*, a process that lives only while the parent is stopped, continues the parent if
-//!   somebody continues the program alone. SIGSTOP to the parent stops the parent alone, because no
-//!   process can catch it.
+//!   parent stops by the same signal, and the shell sees a stopped job. SIGCONT is passed on, unless
+//!   the program has gone on since it stopped: SIGCONT to the whole group has reached both, and passed
+//!   on late it would undo the next stop. A *waker*, a process that lives only while the parent is
+//!   stopped, continues the parent if somebody continues the program alone. SIGSTOP to the parent
+//!   stops the parent alone, because no process can catch it. One race is left: a Ctrl-Z in the moment
+//!   in which the parent itself goes on stops it at once, perhaps before the program has stopped.
 //! * **The end.** The parent ends as the program has: with its exit status, or by the same signal.
 //!   If the parent is killed, the kernel kills the program (PR_SET_PDEATHSIG), because whoever kills
 //!   the number that the shell tells wants to end the program. That does not hold for programs that
@@ -60,6 +62,10 @@ pub struct Parent {
     /// The signals that are passed on, SIGCHLD among them. They are blocked, so that each of them
     /// waits until it is looked at.
     signals: libc::sigset_t,
+    /// Whether the child has stopped and not gone on, as far as it was asked.
+    is_stopped: bool,
+    /// How often the child has stopped.
+    stops: u64,
 }
 
 impl Parent {
@@ -81,7 +87,7 @@ impl Parent {
         match unsafe { pageleap_sys::fork() } {
             Ok(Some(child)) => {
                 let_go_of_files();
-                Ok(Parent { child, signals })
+                Ok(Parent { child, signals, is_stopped: false, stops: 0 })
             }
             Ok(None) => {
                 end_with(parent);
@@ -109,14 +115,20 @@ impl Parent {
     ///
     /// # Errors
     /// [`Error::Process`] if the child cannot be waited for.
-    pub fn wait(self, look: &mut dyn FnMut(i32) -> Option<Duration>) -> Result<Outcome, Error> {
+    pub fn wait(mut self, look: &mut dyn FnMut(i32) -> Option<Duration>) -> Result<Outcome, Error> {
         let mut next = look(self.child).map(|pause| Instant::now() + pause);
         loop {
             let pause = next.map(|at| at.saturating_duration_since(Instant::now()));
-            match self.next_signal(pause) {
+            match next_of(&self.signals, pause) {
                 None => next = look(self.child).map(|pause| Instant::now() + pause),
                 Some((libc::SIGCHLD, _)) => {
                     if let Some(outcome) = self.child_has_changed()? {
+                        return Ok(outcome);
+                    }
+                }
+                // The kernel itself sends it only to a group whose shell has ended.
+                Some((libc::SIGCONT, info)) if info.si_code != libc::SI_KERNEL => {
+                    if let Some(outcome) = self.continue_child(&info)? {
                         return Ok(outcome);
                     }
                 }
@@ -124,30 +136,6 @@ impl Parent {
                     self.pass_on(signal, &info);
                 }
                 Some(_) => {}
-            }
-        }
-    }
-
-    /// The next signal, or `None` when the time is over.
-    fn next_signal(&self, pause: Option<Duration>) -> Option<(i32, libc::siginfo_t)> {
-        let pause = pause.map(|pause| libc::timespec {
-            tv_sec: pause.as_secs().min(i32::MAX as u64) as libc::time_t,
-            tv_nsec: pause.subsec_nanos().into(),
-        });
-        let time = pause.as_ref().map_or(std::ptr::null(), |time| time as *const libc::timespec);
-        loop {
-            // SAFETY: zeros are a valid `siginfo_t`. The call reads the set and the time, and writes
-            // the information.
-            let (signal, info) = unsafe {
-                let mut info: libc::siginfo_t = std::mem::zeroed();
-                (libc::sigtimedwait(&self.signals, &mut info, time), info)
-            };
-            if signal > 0 {
-                return Some((signal, info));
-            }
-            // EINTR: the parent has been stopped and goes on, or a debugger has come.
-            if Errno::last() == Errno(libc::EAGAIN) {
-                return None;
             }
         }
     }
@@ -163,11 +151,6 @@ impl Parent {
             let to_group =
                 OF_TERMINALS.contains(&signal) || signal == libc::SIGHUP && session != own;
             return !to_group || of_child != own_group;
-        }
-        // One to the whole group, or of the waker, has continued the child already. Passed on late, it
-        // would undo the next stop.
-        if signal == libc::SIGCONT && is_stopped(self.child) == Some(false) {
-            return false;
         }
         // SAFETY: a signal of a process has its number.
         let sender = unsafe { info.si_pid() };
@@ -189,8 +172,30 @@ impl Parent {
         }
     }
 
+    /// Passes on a SIGCONT that a process has sent, if the child is still in the stop in which it was
+    /// when the signal came. Returns the end of the child, if that has come.
+    ///
+    /// One to the whole group, or of the waker, has continued the child already. It may have stopped
+    /// again since, and the signal, passed on, would undo that stop.
+    fn continue_child(&mut self, info: &libc::siginfo_t) -> Result<Option<Outcome>, Error> {
+        let stops = self.stops;
+        if let Some(outcome) = self.child_has_changed()? {
+            return Ok(Some(outcome));
+        }
+        if self.is_stopped && self.stops == stops {
+            self.pass_on(libc::SIGCONT, info);
+            // A Ctrl-Z that came since the child was asked has reached both, and the SIGCONT may have
+            // undone it. Repeated to a child that has stopped, it has no effect: the kernel drops it
+            // with the next SIGCONT.
+            if let Some((signal, info)) = next_of(&only(libc::SIGTSTP), Some(Duration::ZERO)) {
+                self.pass_on(signal, &info);
+            }
+        }
+        Ok(None)
+    }
+
     /// Asks how the child has changed, and stops if it has stopped.
-    fn child_has_changed(&self) -> Result<Option<Outcome>, Error> {
+    fn child_has_changed(&mut self) -> Result<Option<Outcome>, Error> {
         loop {
             let state = match pageleap_sys::poll_child(self.child) {
                 Ok(Some(state)) => state,
@@ -207,7 +212,12 @@ impl Parent {
             match state {
                 ChildState::Exited(status) => return Ok(Some(Outcome::Exited(status as u8))),
                 ChildState::Killed(signal) => return Ok(Some(Outcome::Killed(signal))),
-                ChildState::Stopped(signal) => self.stop_by(signal),
+                ChildState::Stopped(signal) => {
+                    self.is_stopped = true;
+                    self.stops += 1;
+                    self.stop_by(signal);
+                }
+                ChildState::Continued => self.is_stopped = false,
             }
         }
     }
@@ -345,6 +355,41 @@ fn let_go_of_files() {
     }
 }
 
+/// The next signal of a set whose signals are blocked, or `None` when the time is over.
+fn next_of(signals: &libc::sigset_t, pause: Option<Duration>) -> Option<(i32, libc::siginfo_t)> {
+    let pause = pause.map(|pause| libc::timespec {
+        tv_sec: pause.as_secs().min(i32::MAX as u64) as libc::time_t,
+        tv_nsec: pause.subsec_nanos().into(),
+    });
+    let time = pause.as_ref().map_or(std::ptr::null(), |time| time as *const libc::timespec);
+    loop {
+        // SAFETY: zeros are a valid `siginfo_t`. The call reads the set and the time, and writes the
+        // information.
+        let (signal, info) = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            (libc::sigtimedwait(signals, &mut info, time), info)
+        };
+        if signal > 0 {
+            return Some((signal, info));
+        }
+        // EINTR: the parent has been stopped and goes on, or a debugger has come.
+        if Errno::last() == Errno(libc::EAGAIN) {
+            return None;
+        }
+    }
+}
+
+/// A set of one signal.
+fn only(signal: i32) -> libc::sigset_t {
+    // SAFETY: the calls write one set, for which zeros are valid.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, signal);
+        set
+    }
+}
+
 /// The signals that a parent looks at: all but those of faults, and those that nobody can catch.
 fn passed_on() -> libc::sigset_t {
     // SAFETY: the calls write one set, for which zeros are valid.
@@ -379,13 +424,10 @@ impl Signals {
 
     /// Lets one signal through.
     fn unblock(signal: i32) -> Signals {
-        // SAFETY: the calls write and read sets that live until they are over.
+        // SAFETY: the call reads one set and writes one.
         unsafe {
-            let mut set: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&mut set);
-            libc::sigaddset(&mut set, signal);
             let mut mask: libc::sigset_t = std::mem::zeroed();
-            libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, &mut mask);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &only(signal), &mut mask);
             Signals { mask, ignored_children: false }
         }
     }

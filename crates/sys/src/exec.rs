@@ -49,22 +49,27 @@ pub enum ChildState {
     Killed(i32),
     /// This signal has stopped it, and it may go on.
     Stopped(i32),
+    /// SIGCONT has continued it.
+    Continued,
 }
 
-/// Asks whether a child has ended or stopped since the last call (`waitpid(2)` with WNOHANG and
-/// WUNTRACED), and does not wait. The kernel forgets a child whose end it has told.
+/// Asks whether a child has ended, stopped or gone on since the last call (`waitpid(2)` with WNOHANG,
+/// WUNTRACED and WCONTINUED), and does not wait. Of several changes the kernel tells the last one. It
+/// forgets a child whose end it has told.
 ///
 /// # Errors
 /// ECHILD: there is no such child, or this process ignores SIGCHLD and so has none to wait for.
 pub fn poll_child(child: i32) -> Result<Option<ChildState>, Errno> {
     let mut status = 0;
-    let flags = libc::WNOHANG | libc::WUNTRACED;
+    let flags = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
     // SAFETY: the call writes one number.
     if check(unsafe { libc::waitpid(child, &mut status, flags) }.into())? == 0 {
         return Ok(None);
     }
     Ok(Some(if libc::WIFSTOPPED(status) {
         ChildState::Stopped(libc::WSTOPSIG(status))
+    } else if libc::WIFCONTINUED(status) {
+        ChildState::Continued
     } else if libc::WIFSIGNALED(status) {
         ChildState::Killed(libc::WTERMSIG(status))
     } else {

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -26,6 +26,17 @@ pub fn soon(mut holds: impl FnMut() -> bool) {
 pub fn state_of(pid: i32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// Whether a parent that was stopped has gone on so far that SIGTSTP no longer stops it before its
+/// program. It lets that signal through to stop, and nothing else; it waits for all signals otherwise.
+pub fn has_gone_on(parent: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{parent}/status")).unwrap();
+    let field =
+        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+    let blocked = u64::from_str_radix(field("SigBlk:"), 16).unwrap();
+    let blocks = |signal: i32| blocked & 1 << (signal - 1) != 0;
+    !field("State:").starts_with('T') && (blocks(libc::SIGTSTP) || !blocks(libc::SIGTERM))
 }
 
 /// A parent and its program, whose first line of output is its number. Both end with the value.
@@ -173,7 +184,8 @@ impl Shown {
         Shown { from, text: Vec::new() }
     }
 
-    /// Reads until the text is there. Reading ends with the program.
+    /// Reads until the text is there. Reading ends with the program, and when nothing has come for far
+    /// longer than anything here takes.
     #[track_caller]
     pub fn wait_for(&mut self, text: &str) {
         self.wait_for_times(text, 1);
@@ -184,7 +196,11 @@ impl Shown {
     pub fn wait_for_times(&mut self, text: &str, times: usize) {
         let mut buffer = [0; 256];
         while self.text().matches(text).count() < times {
-            let read = self.from.read(&mut buffer).unwrap();
+            let mut from =
+                libc::pollfd { fd: self.from.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: the call reads and writes one structure.
+            let ready = unsafe { libc::poll(&mut from, 1, PATIENCE.as_millis() as i32) };
+            let read = if ready == 1 { self.from.read(&mut buffer).unwrap() } else { 0 };
             assert!(read > 0, "{text:?} does not come: {}", self.text());
             self.text.extend(&buffer[..read]);
         }
